@@ -1,0 +1,386 @@
+//! The events under way, from the moment they are taken in until their outcome is committed in the table.
+//!
+//! A state machine without sockets or clock: the driver says what happened and asks what to do next.
+
+mod intake;
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use bytestring::ByteString;
+
+use super::confirm::Ledger;
+use super::event::{Event, Rejection, Report};
+use super::floors::Floors;
+use super::lsn::Lsn;
+use super::order::{AggregateKey, Gate, Pass};
+
+/// What bounds the events under way.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    pub events: usize,
+    pub bytes: u64,
+    /// Whether events of one aggregate go one after the other.
+    pub ordered: bool,
+    /// Rows held behind failed ones.
+    pub held: usize,
+}
+
+/// Where the stream stood when the session began.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Start {
+    /// The slot's confirmed position.
+    pub confirmed: Lsn,
+    /// The end of the write-ahead log: what was committed before it may have been sent by an earlier session.
+    pub horizon: Lsn,
+    /// No event with unrecorded outcome is stored at or below this sequence.
+    pub stream_seq: u64,
+    /// The stream's last sequence.
+    pub last_seq: u64,
+    /// The first token to use. Tokens never come back in a process, so that an answer to an event of an earlier
+    /// session is not taken for one of this session's.
+    pub first_token: u64,
+}
+
+/// The events under way.
+#[derive(Debug)]
+pub struct Delivery {
+    limits: Limits,
+    start: Start,
+    ledger: Ledger,
+    gate: Gate,
+    entries: HashMap<u64, Entry>,
+    /// May be sent now; the smallest first, so that what is sent again keeps its order.
+    ready: BTreeSet<u64>,
+    /// In the order of sending; an entry that was decided or sent again since is passed over.
+    sent: VecDeque<(Instant, u64)>,
+    /// Above which sequences sent or stored, and unrecorded, events stand.
+    floors: Floors,
+    forgotten: Vec<u64>,
+    reconciled: bool,
+    bytes: u64,
+    next: u64,
+    /// The highest sequence that the stream is known to have reached.
+    newest: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    bytes: u64,
+    /// Part of the stream of changes: the slot waits for its outcome.
+    ledgered: bool,
+    pass: Pass,
+    /// Stored above this sequence, if it was sent at all.
+    floor: Option<u64>,
+    stage: Stage,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// Waits for its turn or for its acknowledgement; `sent_at` is when it was sent last.
+    Open { parcel: Box<Parcel>, sent_at: Option<Instant>, first_sent: Option<Instant> },
+    /// The outcome is known and on its way to the table; with its aggregate where it is held, or blocks it.
+    Decided { blocks: Option<AggregateKey> },
+}
+
+/// An event with its address.
+#[derive(Debug)]
+pub struct Parcel {
+    pub event: Event,
+    pub subject: ByteString,
+    /// Microseconds since 2000-01-01 UTC; `None` when the row came from the table.
+    pub committed_at: Option<i64>,
+}
+
+/// An event that the stream has.
+#[derive(Debug)]
+pub struct Accepted {
+    pub report: Report,
+    /// Microseconds since 2000-01-01 UTC; `None` when the row came from the table.
+    pub committed_at: Option<i64>,
+    /// When it was sent last.
+    pub sent_at: Option<Instant>,
+}
+
+impl Delivery {
+    pub fn new(limits: Limits, start: Start) -> Self {
+        Self {
+            limits,
+            start,
+            ledger: Ledger::new(start.confirmed),
+            gate: Gate::default(),
+            entries: HashMap::new(),
+            ready: BTreeSet::new(),
+            sent: VecDeque::new(),
+            floors: Floors::default(),
+            forgotten: Vec::new(),
+            reconciled: false,
+            bytes: 0,
+            next: start.first_token,
+            newest: start.last_seq.max(start.stream_seq),
+        }
+    }
+
+    /// Whether another event may be taken in.
+    pub fn has_room(&self) -> bool {
+        self.entries.len() < self.limits.events && self.bytes < self.limits.bytes && !self.holds_too_many()
+    }
+
+    /// Whether so many rows are held behind failed ones that no more may be taken in.
+    pub fn holds_too_many(&self) -> bool {
+        self.gate.held() >= self.limits.held
+    }
+
+    /// The gate of aggregates: the driver blocks what the table shows as blocked, and releases it.
+    pub fn gate(&mut self) -> &mut Gate {
+        &mut self.gate
+    }
+
+    /// The ledger of transactions: the driver passes on where they begin and end.
+    pub fn ledger(&mut self) -> &mut Ledger {
+        &mut self.ledger
+    }
+
+    /// The next event to send, if one is due.
+    pub fn next_ready(&self) -> Option<(u64, &Parcel)> {
+        let token = *self.ready.first()?;
+        match &self.entries.get(&token)?.stage {
+            Stage::Open { parcel, .. } => Some((token, parcel)),
+            Stage::Decided { .. } => None,
+        }
+    }
+
+    /// The event was handed to NATS at `now`.
+    pub fn sent(&mut self, token: u64, now: Instant) {
+        self.ready.remove(&token);
+        let Some(entry) = self.entries.get_mut(&token) else { return };
+        let Stage::Open { sent_at, first_sent, .. } = &mut entry.stage else { return };
+        *sent_at = Some(now);
+        first_sent.get_or_insert(now);
+        self.sent.push_back((now, token));
+        self.hold_floor(token, self.newest);
+    }
+
+    /// Until its outcome is recorded, the event can only be stored above `floor`.
+    fn hold_floor(&mut self, token: u64, floor: u64) {
+        if let Some(entry) = self.entries.get_mut(&token)
+            && entry.floor.is_none()
+        {
+            entry.floor = Some(floor);
+            self.floors.hold(floor);
+        }
+    }
+
+    /// JetStream stored the event (now or earlier) at `sequence`. `None` when its outcome is known already.
+    pub fn accepted(&mut self, token: u64, sequence: u64) -> Option<Accepted> {
+        self.newest = self.newest.max(sequence);
+        let sent_at = self.waits_since(token);
+        let Parcel { event, committed_at, .. } = *self.decide(token)?;
+        Some(Accepted { report: Report::completed(token, &event), committed_at, sent_at })
+    }
+
+    /// The event failed for its own sake: its report, and those of events that are held behind it. Empty when its
+    /// outcome is known already.
+    pub fn refused(
+        &mut self,
+        token: u64,
+        code: &'static str,
+        message: String,
+        retry_in: impl FnOnce(&Event) -> Option<Duration>,
+    ) -> Vec<Report> {
+        let Some(Entry { stage: Stage::Open { parcel, .. }, .. }) = self.entries.get(&token) else { return Vec::new() };
+        let retry_in = retry_in(&parcel.event);
+        let mut reports = Vec::new();
+        let blocked = (self.limits.ordered && retry_in.is_some()).then(|| AggregateKey::of(&parcel.event));
+        if let Some(aggregate) = &blocked {
+            let waiting = self.gate.block(aggregate.clone());
+            self.gate.await_failure(aggregate);
+            reports.extend(waiting.into_iter().filter_map(|waiting| self.hold(waiting)));
+        }
+        if let Some(parcel) = self.decide(token) {
+            if let Some(entry) = self.entries.get_mut(&token) {
+                entry.stage = Stage::Decided { blocks: blocked };
+            }
+            reports.insert(0, Report::rejected(token, Rejection { event: parcel.event, code, message, retry_in }));
+        }
+        reports
+    }
+
+    /// An event that waited behind one that failed is held. A row that the table shows as held stays as it is.
+    fn hold(&mut self, token: u64) -> Option<Report> {
+        let entry = self.entries.get_mut(&token)?;
+        let Stage::Open { parcel, .. } = std::mem::replace(&mut entry.stage, Stage::Decided { blocks: None }) else {
+            return None;
+        };
+        self.bytes -= std::mem::take(&mut entry.bytes);
+        let aggregate = AggregateKey::of(&parcel.event);
+        if entry.pass == Pass::Again {
+            self.gate.still_held(&aggregate);
+            self.forgotten.push(token);
+            return None;
+        }
+        entry.stage = Stage::Decided { blocks: Some(aggregate) };
+        Some(Report::held(token, parcel.event))
+    }
+
+    /// Tokens of rows that stay as the table shows them.
+    pub fn take_forgotten(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.forgotten)
+    }
+
+    /// Ends the event's way to NATS and lets the next one of its aggregate go.
+    fn decide(&mut self, token: u64) -> Option<Box<Parcel>> {
+        let entry = self.entries.get_mut(&token)?;
+        let Stage::Open { parcel, .. } = std::mem::replace(&mut entry.stage, Stage::Decided { blocks: None }) else {
+            return None;
+        };
+        self.bytes -= std::mem::take(&mut entry.bytes);
+        self.ready.remove(&token);
+        if self.limits.ordered
+            && let Some(next) = self.gate.leave(&AggregateKey::of(&parcel.event))
+        {
+            self.ready.insert(next);
+        }
+        Some(parcel)
+    }
+
+    /// The event's acknowledgement did not come, or came as a failure that is not the event's fault: it is sent
+    /// again when the driver sends next. `false` when it was not waiting for one.
+    pub fn send_again(&mut self, token: u64) -> bool {
+        let Some(Entry { stage: Stage::Open { sent_at, .. }, .. }) = self.entries.get_mut(&token) else { return false };
+        sent_at.take().is_some() && self.ready.insert(token)
+    }
+
+    /// The connection was lost: whatever waits for an acknowledgement is sent again.
+    pub fn send_all_again(&mut self) {
+        for (_, token) in std::mem::take(&mut self.sent) {
+            self.send_again(token);
+        }
+    }
+
+    /// Whether the next event to send was sent for the first time longer than `age` before `now`.
+    pub fn next_is_older(&self, now: Instant, age: Duration) -> bool {
+        let first = self.ready.first().and_then(|token| self.entries.get(token));
+        matches!(first, Some(Entry { stage: Stage::Open { first_sent: Some(first), .. }, .. })
+            if now.saturating_duration_since(*first) > age)
+    }
+
+    /// The stream was asked at `now`: events that it holds are accepted, and of the others it is known that no copy of
+    /// them was stored before. Returns the reports of those accepted.
+    pub fn prove(&mut self, now: Instant, stored: impl Fn(&str) -> Option<u64>) -> Vec<Report> {
+        let mut found = Vec::new();
+        for (&token, entry) in &mut self.entries {
+            if let Stage::Open { parcel, first_sent: Some(first_sent), .. } = &mut entry.stage {
+                match stored(&parcel.event.event_id) {
+                    Some(sequence) => found.push((token, sequence)),
+                    None => *first_sent = now,
+                }
+            }
+        }
+        // The gate lets events go in the order in which they end.
+        found.sort_unstable();
+        found.into_iter().filter_map(|(token, sequence)| Some(self.accepted(token, sequence)?.report)).collect()
+    }
+
+    /// An event that was sent at `timeout` or more before `now` and has no answer yet. Call until `None`.
+    pub fn overdue(&mut self, now: Instant, timeout: Duration) -> Option<u64> {
+        while let Some(&(at, token)) = self.sent.front() {
+            let waiting = self.waits_since(token) == Some(at);
+            if waiting && now.saturating_duration_since(at) < timeout {
+                return None;
+            }
+            self.sent.pop_front();
+            if waiting {
+                return Some(token);
+            }
+        }
+        None
+    }
+
+    /// The events sent to `subject` that have no answer yet, in the order of sending.
+    pub fn sent_to(&self, subject: &str) -> Vec<u64> {
+        let to_subject = |token: &u64| {
+            matches!(self.entries.get(token), Some(Entry { stage: Stage::Open { parcel, sent_at: Some(_), .. }, .. })
+                if parcel.subject == subject)
+        };
+        self.sent.iter().map(|&(_, token)| token).filter(to_subject).collect()
+    }
+
+    fn waits_since(&self, token: u64) -> Option<Instant> {
+        match self.entries.get(&token)?.stage {
+            Stage::Open { sent_at, .. } => sent_at,
+            Stage::Decided { .. } => None,
+        }
+    }
+
+    /// The event's outcome is committed in the table: it is no longer under way.
+    pub fn settle(&mut self, token: u64) {
+        let Some(entry) = self.entries.remove(&token) else { return };
+        if entry.ledgered {
+            self.ledger.settle(token);
+        }
+        if let Stage::Decided { blocks: Some(aggregate) } = &entry.stage {
+            self.gate.hold_committed(aggregate);
+        }
+        if let Some(floor) = entry.floor {
+            self.floors.release(floor);
+        }
+    }
+
+    /// Forgets what was not sent yet: the session ends, and another will read it again.
+    pub fn forget_unsent(&mut self) {
+        self.entries.retain(|_, entry| !matches!(entry.stage, Stage::Open { sent_at: None, .. }));
+        self.ready.clear();
+    }
+
+    /// The subject of an event that waits for its answer.
+    pub fn subject(&self, token: u64) -> Option<String> {
+        match &self.entries.get(&token)?.stage {
+            Stage::Open { parcel, .. } => Some(parcel.subject.to_string()),
+            Stage::Decided { .. } => None,
+        }
+    }
+
+    /// Where the log ended when the session began: what was committed before may have been sent already.
+    pub fn horizon(&self) -> Lsn {
+        self.start.horizon
+    }
+
+    /// The token that the next event would get.
+    pub fn next_token(&self) -> u64 {
+        self.next
+    }
+
+    /// The sequence at or below which no event with unrecorded outcome is stored.
+    pub fn stream_seq(&self) -> u64 {
+        if self.ledger.safe() < self.start.horizon || !self.reconciled {
+            return self.start.stream_seq;
+        }
+        self.floors.lowest().unwrap_or(self.newest)
+    }
+
+    /// Every row that was due when the session began was sent once: none of them is left of which the stream, before this
+    /// session, may hold a copy that nobody has looked for.
+    pub fn reconciled(&mut self) {
+        self.reconciled = true;
+    }
+
+    /// The position up to which the slot may be confirmed.
+    pub fn safe(&self) -> Lsn {
+        self.ledger.safe()
+    }
+
+    /// Whether no event is under way.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// How many events were sent and have no answer yet. What was answered behind one that was not is forgotten here: call
+    /// it from time to time, or the list of what was sent grows behind a straggler.
+    pub fn in_flight(&mut self) -> usize {
+        let mut sent = std::mem::take(&mut self.sent);
+        sent.retain(|&(at, token)| self.waits_since(token) == Some(at));
+        self.sent = sent;
+        self.sent.len()
+    }
+}

@@ -73,7 +73,12 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod admin;
+pub mod config;
+pub mod fault;
 pub mod flow;
+mod pause;
+pub mod telemetry;
 
 /// The examples in README.md compile.
 #[cfg(doctest)]

@@ -1,0 +1,188 @@
+//! Whether the relay lives, and whether it is ready: set by the relay, read by the probes.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+
+/// What the relay is doing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum State {
+    #[default]
+    Starting,
+    /// Holds the slot; rows flow.
+    Running,
+    /// Another relay holds the slot: ready to take over.
+    Standby,
+    Stopping,
+}
+
+/// What can be wrong while the relay runs. Each may hold by itself, and several at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Condition {
+    /// A connection to PostgreSQL is down.
+    PostgresDown,
+    /// The slot is missing, lost, or cannot be used.
+    Slot,
+    /// The outbox table or its publication is not as it must be.
+    Source,
+    /// The connection to NATS is down.
+    NatsDown,
+    /// The stream is missing, unfit, or lost messages.
+    Stream,
+    /// The pipeline holds: nothing is accepted, or too much waits.
+    Holding,
+}
+
+/// What the readiness probe answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Readiness {
+    Ready,
+    Standby,
+    /// The reasons, one a line.
+    NotReady(String),
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Inner {
+    state: State,
+    conditions: BTreeMap<Condition, String>,
+}
+
+/// The relay's state, and what is wrong. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct Health(Arc<watch::Sender<Inner>>);
+
+impl Health {
+    pub fn set(&self, state: State) {
+        self.0.send_if_modified(|inner| std::mem::replace(&mut inner.state, state) != state);
+    }
+
+    /// Says that something is wrong until it is cleared. The reason is shown to whoever probes: no row data, no
+    /// secrets. Gives whether the condition is new.
+    pub fn raise(&self, condition: Condition, reason: impl Into<String>) -> bool {
+        let reason = reason.into();
+        let mut new = false;
+        self.0.send_if_modified(|inner| {
+            let before = inner.conditions.insert(condition, reason.clone());
+            new = before.is_none();
+            before != Some(reason)
+        });
+        new
+    }
+
+    /// Gives whether the condition was raised.
+    pub fn clear(&self, condition: Condition) -> bool {
+        self.0.send_if_modified(|inner| inner.conditions.remove(&condition).is_some())
+    }
+
+    pub fn is_raised(&self, condition: Condition) -> bool {
+        self.0.borrow().conditions.contains_key(&condition)
+    }
+
+    pub fn readiness(&self) -> Readiness {
+        let inner = self.0.borrow();
+        let mut reasons: Vec<&str> = inner.conditions.values().map(String::as_str).collect();
+        match inner.state {
+            State::Starting => reasons.insert(0, "starting"),
+            State::Stopping => reasons.insert(0, "stopping"),
+            State::Running if reasons.is_empty() => return Readiness::Ready,
+            State::Standby if reasons.is_empty() => return Readiness::Standby,
+            State::Running | State::Standby => {}
+        }
+        Readiness::NotReady(reasons.join("\n"))
+    }
+
+    /// Returns once the readiness is no longer the one given.
+    pub async fn changed(&self, from: &Readiness) {
+        let mut changes = self.0.subscribe();
+        while self.readiness() == *from && changes.changed().await.is_ok() {}
+    }
+}
+
+/// The beat of the relay's loop: it ticks, the liveness probe looks how long ago. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Pulse {
+    start: Instant,
+    /// Milliseconds from `start` to the last tick.
+    last: Arc<AtomicU64>,
+}
+
+impl Default for Pulse {
+    /// Ticks once.
+    fn default() -> Self {
+        Self { start: Instant::now(), last: Arc::default() }
+    }
+}
+
+impl Pulse {
+    pub fn tick(&self) {
+        self.last.store(self.since_start(), Ordering::Relaxed);
+    }
+
+    /// The time since the last tick, to a millisecond.
+    pub fn age(&self) -> Duration {
+        Duration::from_millis(self.since_start().saturating_sub(self.last.load(Ordering::Relaxed)))
+    }
+
+    /// A pulse that ticked so long ago.
+    #[cfg(test)]
+    pub(crate) fn of_age(age: Duration) -> Self {
+        Self { start: Instant::now().checked_sub(age).unwrap(), last: Arc::default() }
+    }
+
+    fn since_start(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn not_ready(reasons: &str) -> Readiness {
+        Readiness::NotReady(reasons.to_owned())
+    }
+
+    #[test]
+    fn several_conditions_hold_at_once_and_each_is_cleared_alone() {
+        let health = Health::default();
+        assert_eq!(health.readiness(), not_ready("starting"));
+        health.set(State::Running);
+        assert_eq!(health.readiness(), Readiness::Ready);
+        assert!(health.raise(Condition::NatsDown, "no NATS"));
+        assert!(!health.raise(Condition::NatsDown, "still no NATS"));
+        assert!(health.raise(Condition::Slot, "slot lost"));
+        assert_eq!(health.readiness(), not_ready("slot lost\nstill no NATS"));
+        assert!(health.clear(Condition::Slot));
+        assert!(!health.clear(Condition::Slot));
+        assert_eq!(health.readiness(), not_ready("still no NATS"));
+        health.set(State::Standby);
+        assert_eq!(health.readiness(), not_ready("still no NATS"));
+        health.clear(Condition::NatsDown);
+        assert_eq!(health.readiness(), Readiness::Standby);
+        health.set(State::Stopping);
+        assert_eq!(health.readiness(), not_ready("stopping"));
+    }
+
+    #[tokio::test]
+    async fn a_change_is_seen_by_who_waits_for_it() {
+        let health = Health::default();
+        let seen = health.readiness();
+        let (other, waited) = (health.clone(), health.clone());
+        let waiter = tokio::spawn(async move { waited.changed(&seen).await });
+        tokio::task::yield_now().await;
+        other.set(State::Running);
+        tokio::time::timeout(Duration::from_secs(5), waiter).await.unwrap().unwrap();
+    }
+
+    #[test]
+    fn a_pulse_ages_until_it_ticks() {
+        let pulse = Pulse::of_age(Duration::from_mins(1));
+        assert!(pulse.age() >= Duration::from_mins(1));
+        pulse.clone().tick();
+        assert!(pulse.age() < Duration::from_secs(30));
+    }
+}

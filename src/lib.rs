@@ -78,8 +78,10 @@ pub mod config;
 pub mod fault;
 pub mod flow;
 mod pause;
+pub mod postgres;
 pub mod telemetry;
 
 /// The examples in README.md compile.
 #[cfg(doctest)]
+#[doc = include_str!("../README.md")]
 struct Readme;

@@ -1,0 +1,23 @@
+//! Everything that speaks to PostgreSQL.
+
+pub mod changes;
+pub mod checks;
+pub mod connect;
+pub mod demo;
+pub mod frame;
+pub mod migrate;
+pub mod names;
+pub mod outbox;
+pub mod pgoutput;
+pub mod slot;
+pub mod wal;
+
+/// A database error with its cause, which the driver's own text leaves out. Never a row's values: `DETAIL` is not shown.
+pub fn describe(error: &tokio_postgres::Error) -> String {
+    match (error.as_db_error(), std::error::Error::source(error)) {
+        (Some(server), _) => format!("{} (SQLSTATE {})", server.message(), server.code().code()),
+        (None, Some(cause)) => format!("{error}: {cause}"),
+        (None, None) => error.to_string(),
+    }
+}
+pub mod store;

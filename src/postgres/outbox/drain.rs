@@ -1,0 +1,47 @@
+//! Pending rows, read from the table in the order of their ids.
+
+use std::pin::Pin;
+
+use futures_util::TryStreamExt;
+use tokio_postgres::types::Type;
+use tokio_postgres::{Client, Error, RowStream};
+
+use super::{Tables, rows};
+use crate::flow::event::Decoded;
+use crate::postgres::names::literal;
+
+/// The rows that a snapshot shows as pending and due. They stream: memory does not grow with their number.
+pub struct WaitingRows {
+    rows: Pin<Box<RowStream>>,
+}
+
+impl WaitingRows {
+    /// Begins a transaction that sees what `snapshot`, exported by another session, shows; `None`: what is visible now.
+    pub async fn enter_snapshot(client: &Client, snapshot: Option<&str>) -> Result<(), Error> {
+        client.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
+        let enter = match snapshot {
+            Some(snapshot) => format!("SET TRANSACTION SNAPSHOT {}", literal(snapshot)),
+            // The snapshot is taken by the first statement.
+            None => "SELECT 1".to_owned(),
+        };
+        client.batch_execute(&enter).await
+    }
+
+    /// Begins to read on a connection inside the transaction whose snapshot counts. Payloads over `cap` bytes are
+    /// left behind.
+    pub async fn read(client: &Client, tables: &Tables, cap: usize) -> Result<Self, Error> {
+        let statement = format!(
+            "SELECT {} FROM {} e WHERE e.status = 'pending' AND e.next_retry_at IS NULL ORDER BY e.id",
+            rows::select_list(),
+            tables.events
+        );
+        let cap = i32::try_from(cap).unwrap_or(i32::MAX);
+        let rows = client.query_typed_raw(&statement, [(cap, Type::INT4)]).await?;
+        Ok(Self { rows: Box::pin(rows) })
+    }
+
+    /// The next row; `None` at the end.
+    pub async fn next(&mut self) -> Result<Option<Decoded>, Error> {
+        self.rows.try_next().await?.map(|row| rows::read(&row)).transpose()
+    }
+}

@@ -1,0 +1,185 @@
+//! Rows that the reconciler sends: due retries, ended leases, dated rows, and rows held behind them.
+
+use bytestring::ByteString;
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{Client, Error, Row};
+
+use super::{Tables, rows};
+use crate::flow::event::Decoded;
+use crate::flow::order::{AggregateKey, Pass};
+
+/// Bytes of payloads read in one pass, about.
+const PASS_BYTES: i64 = 8 * 1024 * 1024;
+
+/// A row that the log should have shown, or that waits for nothing: a failed one without a date is due, as for a poller.
+const MISSED: &str =
+    "next_retry_at IS NULL AND (status IN ('pending', 'failed') OR (status = 'processing' AND locked_at IS NULL))";
+
+/// A row to send, and whether it may pass a block of its aggregate.
+pub type DueRow = (Decoded, Pass);
+
+/// An aggregate with rows that wait: how many are held.
+pub type HeldRows = (AggregateKey, u64);
+
+/// Reads what the reconciler has to send.
+#[derive(Clone, Copy, Debug)]
+pub struct Due<'a> {
+    pub client: &'a Client,
+    pub tables: &'a Tables,
+    /// Bytes of a payload beyond which it is left behind.
+    pub cap: usize,
+}
+
+impl Due<'_> {
+    /// Rows whose time has come, the earliest first, at most `limit`. A row that failed before, or whose poller's lease
+    /// ended, is what its aggregate waits for; one that a producer dated comes for the first time.
+    pub async fn rows(&self, limit: i64) -> Result<Vec<DueRow>, Error> {
+        self.select(
+            "next_retry_at <= now() AND status IN ('pending', 'failed', 'processing')",
+            "e.next_retry_at, e.id",
+            limit,
+            &[],
+        )
+        .await
+    }
+
+    /// Held rows of aggregates in which nothing waits for a retry any more, in the order of their ids.
+    pub async fn released(&self, aggregates: &[AggregateKey], limit: i64) -> Result<Vec<DueRow>, Error> {
+        let (tenants, types, ids) = columns(aggregates);
+        let events = &self.tables.events;
+        let condition = format!(
+            "status = 'pending' AND next_retry_at = 'infinity' AND EXISTS (
+               SELECT FROM unnest($2::text[], $3::text[], $4::text[]) AS free(tenant, type, id)
+               WHERE {} AND {})",
+            same_aggregate("e"),
+            nothing_waits(events)
+        );
+        let parameters: [(&(dyn ToSql + Sync), Type); 3] =
+            [(&tenants, Type::TEXT_ARRAY), (&types, Type::TEXT_ARRAY), (&ids, Type::TEXT_ARRAY)];
+        self.select(&condition, "e.id", limit, &parameters).await
+    }
+
+    /// Held rows, whatever waits before them, in the order of their ids: for a relay that keeps no order and so blocks
+    /// nothing, but finds what one before it held.
+    pub async fn held(&self, limit: i64) -> Result<Vec<DueRow>, Error> {
+        self.select("status = 'pending' AND next_retry_at = 'infinity'", "e.id", limit, &[]).await
+    }
+
+    /// Those of the aggregates that have no row left that waits or is held.
+    pub async fn free(&self, aggregates: &[AggregateKey]) -> Result<Vec<usize>, Error> {
+        let (tenants, types, ids) = columns(aggregates);
+        let events = &self.tables.events;
+        let statement = format!(
+            "SELECT place - 1 FROM unnest($1::text[], $2::text[], $3::text[]) WITH ORDINALITY
+               AS free(tenant, type, id, place)
+             WHERE {} AND NOT EXISTS (SELECT FROM {events} e
+               WHERE {} AND status = 'pending' AND next_retry_at = 'infinity')",
+            nothing_waits(events),
+            same_aggregate("e"),
+        );
+        let parameters: [(&(dyn ToSql + Sync), Type); 3] =
+            [(&tenants, Type::TEXT_ARRAY), (&types, Type::TEXT_ARRAY), (&ids, Type::TEXT_ARRAY)];
+        let rows = self.client.query_typed(&statement, &parameters).await?;
+        rows.iter().map(|row| Ok(usize::try_from(row.try_get::<_, i64>(0)?).unwrap_or(usize::MAX))).collect()
+    }
+
+    /// The ids of pending or failed, undated rows above `low`, in their order, at most `limit`. A row that an older schema left in
+    /// `processing` without a lease counts as one whose lease ended.
+    pub async fn pending_after(&self, low: i64, limit: usize) -> Result<Vec<i64>, Error> {
+        let statement =
+            format!("SELECT id FROM {} WHERE id > $1 AND {MISSED} ORDER BY id LIMIT {limit}", self.tables.events);
+        let rows = self.client.query_typed(&statement, &[(&low, Type::INT8)]).await?;
+        rows.iter().map(|row| row.try_get(0)).collect()
+    }
+
+    /// Those of the rows that are still pending and undated, in the order of their ids. One that is not new cannot be held
+    /// in the table, and may be what its aggregate waits for: it passes a block.
+    pub async fn still_pending(&self, ids: &[i64]) -> Result<Vec<DueRow>, Error> {
+        let condition = format!("id = ANY($2) AND {MISSED}");
+        self.select(&condition, "e.id", i64::MAX, &[(&ids, Type::INT8_ARRAY)]).await
+    }
+
+    /// The highest id in the table.
+    pub async fn highest_id(&self) -> Result<Option<i64>, Error> {
+        let statement = format!("SELECT max(id) FROM {}", self.tables.events);
+        let rows = self.client.query_typed(&statement, &[]).await?;
+        rows.first().map_or(Ok(None), |row| row.try_get(0))
+    }
+
+    /// Every aggregate with a row that failed, is held, or is a poller's under a lease, as it stands in the table.
+    pub async fn blocked(&self) -> Result<Vec<HeldRows>, Error> {
+        let statement = format!(
+            "SELECT tenant_id::text, aggregate_type::text, aggregate_id::text, count(*)
+             FROM {} WHERE next_retry_at IS NOT NULL
+               AND (status IN ('failed', 'processing') OR (status = 'pending' AND next_retry_at = 'infinity'))
+             GROUP BY tenant_id, aggregate_type, aggregate_id",
+            self.tables.events
+        );
+        let rows = self.client.query_typed(&statement, &[]).await?;
+        rows.iter().map(held_rows).collect()
+    }
+
+    async fn select(
+        &self,
+        condition: &str,
+        order: &str,
+        limit: i64,
+        more: &[(&(dyn ToSql + Sync), Type)],
+    ) -> Result<Vec<DueRow>, Error> {
+        // The first rows that fit into the pass: their sizes are known before their payloads are read. What is selected
+        // as text keeps its column's name, so that the order has to name the table.
+        let statement = format!(
+            "SELECT {}, outbox_relay_first FROM (
+               SELECT e.*, e.status = 'pending' AND e.next_retry_at IS DISTINCT FROM 'infinity' AS outbox_relay_first,
+                 sum(pg_column_size(e.payload)) OVER (ORDER BY {order}) - pg_column_size(e.payload)
+                   AS outbox_relay_before
+               FROM (SELECT * FROM {} e WHERE {condition} ORDER BY {order} LIMIT {limit}) AS e
+             ) AS e WHERE outbox_relay_before < {PASS_BYTES} ORDER BY {order}",
+            rows::select_list(),
+            self.tables.events
+        );
+        let cap = i32::try_from(self.cap).unwrap_or(i32::MAX);
+        let mut parameters: Vec<(&(dyn ToSql + Sync), Type)> = vec![(&cap, Type::INT4)];
+        parameters.extend(more.iter().cloned());
+        let found = self.client.query_typed(&statement, &parameters).await?;
+        let due = |row: &Row| {
+            let pass = if row.try_get(rows::READ)? { Pass::First } else { Pass::Again };
+            Ok((rows::read(row)?, pass))
+        };
+        found.iter().map(due).collect()
+    }
+}
+
+fn held_rows(row: &Row) -> Result<HeldRows, Error> {
+    let text = |at| Ok::<_, Error>(row.try_get::<_, Option<&str>>(at)?.map(ByteString::from));
+    let aggregate = AggregateKey {
+        tenant_id: text(0)?,
+        aggregate_type: text(1)?.unwrap_or_default(),
+        aggregate_id: text(2)?.unwrap_or_default(),
+    };
+    Ok((aggregate, u64::try_from(row.try_get::<_, i64>(3)?).unwrap_or(0)))
+}
+
+fn columns(aggregates: &[AggregateKey]) -> (Vec<Option<&str>>, Vec<&str>, Vec<&str>) {
+    let tenants = aggregates.iter().map(|key| key.tenant_id.as_deref()).collect();
+    let types = aggregates.iter().map(|key| &*key.aggregate_type).collect();
+    let ids = aggregates.iter().map(|key| &*key.aggregate_id).collect();
+    (tenants, types, ids)
+}
+
+/// Whether a row belongs to the aggregate `free`.
+fn same_aggregate(row: &str) -> String {
+    format!(
+        "{row}.aggregate_type = free.type AND {row}.aggregate_id = free.id AND {row}.tenant_id IS NOT DISTINCT FROM free.tenant"
+    )
+}
+
+/// Whether no row of an aggregate waits for a retry, or for a poller whose lease runs. What has no date waits for
+/// nothing: the sweep sends it.
+fn nothing_waits(events: &str) -> String {
+    format!(
+        "NOT EXISTS (SELECT FROM {events} w WHERE {} AND w.status IN ('failed', 'processing')
+           AND w.next_retry_at IS NOT NULL)",
+        same_aggregate("w")
+    )
+}

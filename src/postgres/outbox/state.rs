@@ -1,0 +1,94 @@
+//! The relay's row in `outbox_relay_state`.
+
+use std::time::SystemTime;
+
+use tokio_postgres::Client;
+
+use super::Tables;
+use crate::flow::lsn::Lsn;
+
+/// Bytes of log by which a noted position may lie ahead of what was safe: what the note itself adds to the log.
+pub const NOTE_REACH: u64 = 1024;
+
+/// What the row says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateRow {
+    /// The stream that the row speaks of.
+    pub stream: Option<String>,
+    /// When that stream was created; another time means another stream of the same name.
+    pub stream_created: Option<SystemTime>,
+    /// No event whose outcome is unrecorded is stored at or below this sequence.
+    pub stream_seq: u64,
+    /// Whether rows may wait that the slot does not show.
+    pub needs_drain: bool,
+    /// The slot was confirmed up to here at most; zero when it never was.
+    pub confirmed: Lsn,
+}
+
+impl StateRow {
+    /// The position before which everything has its outcome, for certain: what was noted may reach a little ahead of it.
+    pub fn proven(&self) -> Lsn {
+        Lsn(self.confirmed.0.saturating_sub(NOTE_REACH))
+    }
+}
+
+/// Reads and writes the row of one slot.
+#[derive(Debug)]
+pub struct RelayState<'a> {
+    pub client: &'a Client,
+    pub tables: &'a Tables,
+    pub slot: &'a str,
+}
+
+impl RelayState<'_> {
+    /// Makes the row when missing, and reads it.
+    pub async fn read(&self) -> Result<StateRow, tokio_postgres::Error> {
+        let state = &self.tables.state;
+        let insert = format!("INSERT INTO {state} (slot_name) VALUES ($1) ON CONFLICT DO NOTHING");
+        self.client.execute(&insert, &[&self.slot]).await?;
+        let select = format!(
+            "SELECT stream, stream_created, coalesce(stream_seq, 0), needs_drain,
+               coalesce(confirmed_lsn, '0/0')::text
+             FROM {state} WHERE slot_name = $1"
+        );
+        let row = self.client.query_one(&select, &[&self.slot]).await?;
+        Ok(StateRow {
+            stream: row.try_get(0)?,
+            stream_created: row.try_get(1)?,
+            stream_seq: u64::try_from(row.try_get::<_, i64>(2)?).unwrap_or(0),
+            needs_drain: row.try_get(3)?,
+            confirmed: row.try_get::<_, &str>(4)?.parse().unwrap_or(Lsn::ZERO),
+        })
+    }
+
+    /// Waits for pollers that began before the slot was taken; later ones see that it is, and rest. They hold the table
+    /// in a mode that only this lock conflicts with.
+    pub async fn wait_for_pollers(&self) -> Result<(), tokio_postgres::Error> {
+        let lock = format!("BEGIN; LOCK TABLE {} IN EXCLUSIVE MODE; COMMIT", self.tables.state);
+        self.client.batch_execute(&lock).await
+    }
+
+    /// Notes which stream the sequence belongs to, and starts to count at `stream_seq`.
+    pub async fn follow_stream(
+        &self,
+        stream: &str,
+        created: SystemTime,
+        stream_seq: u64,
+    ) -> Result<(), tokio_postgres::Error> {
+        let statement = format!(
+            "UPDATE {} SET stream = $2, stream_created = $3, stream_seq = $4, updated_at = now() WHERE slot_name = $1",
+            self.tables.state
+        );
+        let sequence = i64::try_from(stream_seq).unwrap_or(i64::MAX);
+        self.client.execute(&statement, &[&self.slot, &stream, &created, &sequence]).await?;
+        Ok(())
+    }
+
+    /// Notes durably whether rows may wait that the slot does not show.
+    pub async fn set_needs_drain(&self, needs_drain: bool) -> Result<(), tokio_postgres::Error> {
+        let statement =
+            format!("UPDATE {} SET needs_drain = $2, updated_at = now() WHERE slot_name = $1", self.tables.state);
+        self.client.execute(&statement, &[&self.slot, &needs_drain]).await?;
+        Ok(())
+    }
+}

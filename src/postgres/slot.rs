@@ -1,0 +1,219 @@
+//! Replication slots and publications.
+
+use tokio_postgres::Client;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::Type;
+
+use super::names::identifier;
+use super::outbox::{COLUMNS, Tables};
+use crate::config::{Source, TableName};
+use crate::flow::lsn::Lsn;
+
+/// A logical slot, as `pg_replication_slots` shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlotInfo {
+    pub plugin: String,
+    /// Whether the slot belongs to the database that the relay is connected to.
+    pub here: bool,
+    /// The backend that streams from it.
+    pub active_pid: Option<i32>,
+    /// `reserved`, `extended`, `unreserved` or `lost`.
+    pub wal_status: String,
+    pub confirmed: Lsn,
+    /// Bytes of write-ahead log between the confirmed position and the end.
+    pub lag_bytes: i64,
+    /// Bytes of write-ahead log that the slot keeps.
+    pub retained_bytes: i64,
+    /// Bytes that may still be written before the slot is in danger; `None` when unlimited.
+    pub safe_bytes: Option<i64>,
+}
+
+impl SlotInfo {
+    /// Whether the server has given the slot up: its changes are gone.
+    pub fn is_lost(&self) -> bool {
+        self.wal_status == "lost"
+    }
+}
+
+/// Looks the slot up.
+pub async fn slot_info(client: &Client, slot: &str) -> Result<Option<SlotInfo>, tokio_postgres::Error> {
+    let statement = "SELECT coalesce(plugin, ''), coalesce(database = current_database(), false), active_pid,
+           coalesce(wal_status, 'lost'), coalesce(confirmed_flush_lsn, '0/0')::text,
+           coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), confirmed_flush_lsn), 0)::int8,
+           coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn), 0)::int8, safe_wal_size
+         FROM pg_replication_slots WHERE slot_name = $1";
+    let Some(row) = client.query_typed(statement, &[(&slot, Type::TEXT)]).await?.into_iter().next() else {
+        return Ok(None);
+    };
+    Ok(Some(SlotInfo {
+        plugin: row.try_get(0)?,
+        here: row.try_get(1)?,
+        active_pid: row.try_get(2)?,
+        wal_status: row.try_get(3)?,
+        confirmed: row.try_get::<_, &str>(4)?.parse().unwrap_or(Lsn::ZERO),
+        lag_bytes: row.try_get(5)?,
+        retained_bytes: row.try_get(6)?,
+        safe_bytes: row.try_get(7)?,
+    }))
+}
+
+/// Drops the slot. A slot that is gone already is no error.
+pub async fn drop_slot(client: &Client, slot: &str) -> Result<(), tokio_postgres::Error> {
+    match client.execute_typed("SELECT pg_drop_replication_slot($1)", &[(&slot, Type::NAME)]).await {
+        Err(error) if error.code() == Some(&SqlState::UNDEFINED_OBJECT) => Ok(()),
+        other => other.map(|_| ()),
+    }
+}
+
+/// The command that makes the slot, on a replication connection, and exports the snapshot that is its seam.
+pub fn create_command(source: &Source, server_version: u32) -> String {
+    let failover = if source.failover && server_version >= 170_000 { ", FAILOVER" } else { "" };
+    format!("CREATE_REPLICATION_SLOT {} LOGICAL pgoutput (SNAPSHOT 'export'{failover})", identifier(&source.slot))
+}
+
+/// The end of the write-ahead log.
+pub async fn current_wal(client: &Client) -> Result<Lsn, tokio_postgres::Error> {
+    let row = client.query_typed("SELECT pg_current_wal_insert_lsn()::text", &[]).await?;
+    let text = row.first().map(|row| row.try_get::<_, String>(0)).transpose()?;
+    Ok(text.and_then(|text| text.parse().ok()).unwrap_or(Lsn::ZERO))
+}
+
+/// What is wrong with a publication.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PublicationFault {
+    #[error(
+        "publication {name} does not exist; let the relay create it (source.create = true) or run: {mend}",
+        name = .0, mend = .1
+    )]
+    Missing(String, String),
+    #[error("publication {name} does not publish inserts; run: ALTER PUBLICATION {name} SET (publish = 'insert')", name = .0)]
+    NoInserts(String),
+    #[error("publication {name} does not include {table}; run: ALTER PUBLICATION {name} ADD TABLE {table}", name = .0, table = .1)]
+    NoTable(String, String),
+    #[error(
+        "publication {name} names the partitions of {table} instead of the table; run: ALTER PUBLICATION {name} SET \
+         (publish_via_partition_root = true)",
+        name = .0, table = .1
+    )]
+    Partitions(String, String),
+    #[error(
+        "the column list of publication {name} leaves out {columns} of {table}; run: ALTER PUBLICATION {name} DROP TABLE \
+         {table}; ALTER PUBLICATION {name} ADD TABLE {table}",
+        name = .0, table = .1, columns = .2
+    )]
+    Columns(String, String, String),
+}
+
+/// The statement that makes the publication.
+pub fn create_publication_sql(name: &str, table: &TableName) -> String {
+    format!(
+        "CREATE PUBLICATION {} FOR TABLE {table} WITH (publish = 'insert', publish_via_partition_root = true)",
+        identifier(name)
+    )
+}
+
+/// Checks that the publication shows the inserts of the outbox table.
+///
+/// `Ok(Some(warning))` where it works, but shows more than it should.
+pub async fn check_publication(
+    client: &Client,
+    name: &str,
+    table: &TableName,
+) -> Result<Result<Option<String>, PublicationFault>, tokio_postgres::Error> {
+    let statement = "SELECT p.pubinsert, p.pubupdate OR p.pubdelete OR p.pubtruncate, p.pubviaroot, p.puballtables,
+           c.relkind = 'p', t.attnames::text[]
+         FROM pg_publication p
+         LEFT JOIN pg_publication_tables t ON t.pubname = p.pubname AND t.schemaname = $2 AND t.tablename = $3
+         LEFT JOIN pg_class c ON c.relname = $3 AND c.relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = $2)
+         WHERE p.pubname = $1";
+    let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 3] =
+        [(&name, Type::TEXT), (&table.schema, Type::TEXT), (&table.table, Type::TEXT)];
+    let rows = client.query_typed(statement, &parameters).await?;
+    let quoted = identifier(name);
+    let Some(row) = rows.first() else {
+        return Ok(Err(PublicationFault::Missing(quoted, create_publication_sql(name, table))));
+    };
+    let (inserts, more, via_root): (bool, bool, bool) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
+    let (all_tables, partitioned): (bool, Option<bool>) = (row.try_get(3)?, row.try_get(4)?);
+    let columns: Option<Vec<String>> = row.try_get(5)?;
+    if !inserts {
+        return Ok(Err(PublicationFault::NoInserts(quoted)));
+    }
+    if partitioned == Some(true) && !via_root {
+        return Ok(Err(PublicationFault::Partitions(quoted, table.to_string())));
+    }
+    let Some(columns) = columns else {
+        return Ok(Err(PublicationFault::NoTable(quoted, table.to_string())));
+    };
+    let left_out: Vec<&str> = COLUMNS.into_iter().filter(|name| !columns.iter().any(|column| column == name)).collect();
+    if !left_out.is_empty() {
+        return Ok(Err(PublicationFault::Columns(quoted, table.to_string(), left_out.join(", "))));
+    }
+    let what = if all_tables {
+        "every table"
+    } else if more {
+        "more than inserts"
+    } else {
+        return Ok(Ok(None));
+    };
+    Ok(Ok(Some(format!(
+        "publication {quoted} shows {what}: the relay passes over the rest, at the cost of decoding it; better is: \
+         ALTER PUBLICATION {quoted} SET (publish = 'insert'), for the outbox table alone"
+    ))))
+}
+
+/// Makes the publication.
+pub async fn create_publication(client: &Client, name: &str, table: &TableName) -> Result<(), tokio_postgres::Error> {
+    client.batch_execute(&create_publication_sql(name, table)).await
+}
+
+/// The statement that lets the connected role use the schema of the tables, when it may not.
+pub async fn missing_schema_grant(client: &Client, table: &TableName) -> Result<Option<String>, tokio_postgres::Error> {
+    let statement = "SELECT 'GRANT USAGE ON SCHEMA ' || quote_ident(nspname) || ' TO ' || quote_ident(current_user)
+         FROM pg_namespace WHERE nspname = $1 AND NOT has_schema_privilege(oid, 'USAGE')";
+    let rows = client.query_typed(statement, &[(&table.schema, Type::TEXT)]).await?;
+    rows.first().map(|row| row.try_get(0)).transpose()
+}
+
+/// The privileges that the connected role lacks on the tables, as statements that grant them.
+pub async fn missing_grants(
+    client: &Client,
+    tables: &Tables,
+    delete: bool,
+    compensate: bool,
+) -> Result<Vec<String>, tokio_postgres::Error> {
+    let delete = if delete { ", DELETE" } else { "" };
+    // A dead letter may ask for a compensation, whoever sees to it.
+    let compensate = if compensate { ", UPDATE" } else { "" };
+    let wanted = [
+        (&tables.events, format!("SELECT, UPDATE{delete}")),
+        (&tables.dead_letter, "SELECT, INSERT".to_owned()),
+        (&tables.state, "SELECT, INSERT, UPDATE".to_owned()),
+        (&tables.compensation, format!("SELECT, INSERT{compensate}")),
+    ];
+    let mut grants = Vec::new();
+    for (table, privileges) in wanted {
+        let mut lacking = Vec::new();
+        for privilege in privileges.split(", ") {
+            let rows = client
+                .query_typed(
+                    "SELECT has_table_privilege($1, $2), quote_ident(current_user)",
+                    &[(table, Type::TEXT), (&privilege, Type::TEXT)],
+                )
+                .await?;
+            let has = rows.first().map(|row| row.try_get::<_, bool>(0)).transpose()?;
+            if has != Some(true) {
+                lacking.push(privilege);
+            }
+        }
+        if !lacking.is_empty() {
+            let user: String = client
+                .query_typed("SELECT quote_ident(current_user)", &[])
+                .await?
+                .first()
+                .map_or(Ok("CURRENT_USER".to_owned()), |row| row.try_get(0))?;
+            grants.push(format!("GRANT {} ON {table} TO {user}", lacking.join(", ")));
+        }
+    }
+    Ok(grants)
+}

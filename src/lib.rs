@@ -77,6 +77,7 @@ pub mod admin;
 pub mod config;
 pub mod fault;
 pub mod flow;
+pub mod nats;
 mod pause;
 pub mod postgres;
 pub mod telemetry;

@@ -1,0 +1,12 @@
+//! Everything that speaks to NATS: the connection, publishing with acknowledgements, the stream.
+
+mod api;
+pub mod connect;
+pub mod demo;
+mod dial;
+mod fitness;
+pub mod ids;
+pub mod notice;
+pub mod publish;
+pub mod request;
+pub mod stream;

@@ -80,6 +80,8 @@ pub mod flow;
 pub mod nats;
 mod pause;
 pub mod postgres;
+pub mod reconcile;
+pub mod relay;
 pub mod telemetry;
 
 /// The examples in README.md compile.

@@ -1,0 +1,77 @@
+//! Rows that the log never showed: the slot was moved, or the table left its publication for a while.
+//!
+//! A pending row that was visible before a position of the log, and has no outcome once everything before that position
+//! has one, was missed.
+
+use std::time::Instant;
+
+use tokio::sync::watch;
+use tracing::warn;
+
+use super::{Interrupted, PASS_ROWS, Reconciler};
+use crate::flow::lsn::Lsn;
+use crate::postgres::outbox::Due;
+use crate::postgres::slot;
+
+/// Rows looked at in one sweep, at most; the next one goes on behind them.
+const SWEEP_ROWS: usize = 10_000;
+
+/// Where the sweep stands.
+#[derive(Debug)]
+pub(super) struct Sweep {
+    next: Instant,
+    /// Rows up to this id have an outcome, as far as they were there at the last sweep.
+    low: i64,
+    /// Pending rows that were seen, and the position of the log by which each must have an outcome.
+    seen: Option<(Vec<i64>, Lsn)>,
+}
+
+impl Sweep {
+    pub(super) fn new() -> Self {
+        Self { next: Instant::now(), low: 0, seen: None }
+    }
+}
+
+impl Reconciler {
+    /// Takes the sweep one step on: looks at pending rows when it is time, and sends those that were missed once the log
+    /// has passed them.
+    pub(super) async fn sweep(
+        &self,
+        due: Due<'_>,
+        sweep: &mut Sweep,
+        safe: &watch::Receiver<Lsn>,
+    ) -> Result<(), Interrupted> {
+        if sweep.seen.is_none() && Instant::now() >= sweep.next {
+            sweep.next = Instant::now() + self.sweep_interval;
+            let pending = due.pending_after(sweep.low, SWEEP_ROWS).await?;
+            // First the rows, then the position: what commits in between is not among the rows.
+            let position = slot::current_wal(due.client).await?;
+            sweep.low = self.next_low(due, sweep.low, &pending).await?;
+            sweep.seen = (!pending.is_empty()).then_some((pending, position));
+        }
+        let passed = |(_, position): &(Vec<i64>, Lsn)| *safe.borrow() >= *position;
+        let Some((pending, _)) = sweep.seen.take_if(|seen| passed(seen)) else { return Ok(()) };
+        for ids in pending.chunks(PASS_ROWS) {
+            let missed = due.still_pending(ids).await?;
+            if !missed.is_empty() {
+                warn!(rows = missed.len(), "pending rows were not in the log; they are sent from the table");
+                let count = missed.len();
+                if self.send(missed).await? < count {
+                    // What was not taken, or has no outcome yet, is looked at again.
+                    sweep.low = ids.first().map_or(0, |first| first.saturating_sub(1)).min(sweep.low);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The next sweep starts behind rows that have an outcome. Ids that are given out but not committed yet may lie
+    /// lower: those rows come through the log, and the first sweep of the next session looks at all again.
+    async fn next_low(&self, due: Due<'_>, low: i64, pending: &[i64]) -> Result<i64, Interrupted> {
+        match (pending.first(), pending.last()) {
+            (Some(_), Some(&last)) if pending.len() >= SWEEP_ROWS => Ok(last),
+            (Some(&first), _) => Ok(first.saturating_sub(1)),
+            _ => Ok(due.highest_id().await?.unwrap_or(low)),
+        }
+    }
+}

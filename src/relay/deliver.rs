@@ -1,0 +1,380 @@
+//! The delivery stage: takes changes in, hands events to NATS, matches acknowledgements, reports outcomes.
+//!
+//! What may happen when is decided in `flow::delivery`; this is its driver.
+
+mod answers;
+mod guard;
+mod intake;
+
+pub use guard::Known;
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use bytestring::ByteString;
+use futures_util::future::BoxFuture;
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
+use tokio::time::{Instant as TokioInstant, sleep_until};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+
+use super::gauges::{Ages, Counters};
+use super::prepare::Ground;
+use crate::config;
+use crate::fault::{Class, Failure};
+use crate::flow::delivery::Delivery;
+use crate::flow::event::{Change, Report};
+use crate::flow::lsn::Lsn;
+use crate::flow::route::Router;
+use crate::nats::connect::{Connection, Inboxes, Link};
+use crate::nats::notice::Notice;
+use crate::nats::publish::{Headers, Publisher, Replies};
+use crate::nats::stream::{Stream, StreamFacts};
+use crate::pause::Pause;
+use crate::reconcile::Ask;
+use crate::telemetry::health::{Condition, Health, Pulse};
+use crate::telemetry::metrics::Metrics;
+
+/// Replies taken in at a time, before events are sent again.
+const REPLIES_AT_A_TIME: usize = 1024;
+/// Between two looks at the clock when nothing happens.
+const TICK: Duration = Duration::from_millis(250);
+
+/// What the stage shares with the rest of a session.
+#[derive(Debug)]
+pub struct Wiring {
+    /// Where changes come from, one after the other: the last one first, and the next one when all is settled, since
+    /// what was read from the table may come again from the log.
+    pub sources: Vec<mpsc::Receiver<Vec<Change>>>,
+    /// Holds every event that may be under way, so that a report never waits.
+    pub reports: mpsc::Sender<Report>,
+    /// Tokens of events whose outcome is committed in the table.
+    pub settled: mpsc::Receiver<Vec<u64>>,
+    /// What the reconciler asks for.
+    pub asks: mpsc::Receiver<Ask>,
+    /// The position that may be confirmed.
+    pub safe: watch::Sender<Lsn>,
+    /// No event with unrecorded outcome is stored at or below this sequence.
+    pub stream_seq: Arc<AtomicU64>,
+    /// When the slot was last seen to be ours, and how long after that events may be handed to NATS.
+    pub fence: watch::Receiver<Instant>,
+    pub fence_limit: Duration,
+    /// Ends the stage: nothing new is taken in, and what was sent comes to its end.
+    pub stop: CancellationToken,
+}
+
+/// The NATS side, which outlives a session.
+#[derive(Debug)]
+pub struct Nats {
+    pub connection: Connection,
+    pub publisher: Publisher,
+    pub replies: Replies,
+    pub stream: Stream,
+    pub link: watch::Receiver<Link>,
+    pub notices: broadcast::Receiver<Notice>,
+}
+
+impl Nats {
+    pub fn new((connection, inboxes): (Connection, Inboxes), stream: Stream, facts: &StreamFacts) -> Self {
+        let (publisher, replies) = Publisher::new(&connection, inboxes, &facts.name);
+        publisher.set_stream_limit(facts.max_msg_size);
+        let (link, notices) = (connection.link(), connection.notices());
+        Self { connection, publisher, replies, stream, link, notices }
+    }
+}
+
+/// What the stage reads and tells, beside its channels.
+#[derive(Clone, Copy)]
+pub struct Shared<'a> {
+    pub ground: &'a Ground,
+    pub router: &'a Router,
+    pub settings: &'a config::Settings,
+    pub metrics: &'a Metrics,
+    pub health: &'a Health,
+    pub pulse: &'a Pulse,
+    /// What the resume guard may rely on; `None` where the stream forgets messages.
+    pub proof_after: Option<Duration>,
+    /// Where the log ended when the session began: what was committed before may have been sent already.
+    pub horizon: Lsn,
+}
+
+/// The running stage.
+pub struct Deliver<'a> {
+    delivery: Delivery,
+    nats: &'a mut Nats,
+    shared: Shared<'a>,
+    wiring: Wiring,
+    counters: Counters,
+    /// Changes that were received and not taken in yet.
+    pending: VecDeque<Change>,
+    committed_at: Option<i64>,
+    /// The present source has ended.
+    next_source: bool,
+    /// Events that an earlier session sent, as the stream shows them.
+    known: Known,
+    /// Asks the stream what became of events that were sent long ago.
+    proof: Option<BoxFuture<'static, Result<Known, Failure>>>,
+    /// Refusals in a row.
+    refusals: u32,
+    /// Nothing is sent before this time.
+    hold: Option<Instant>,
+    pause: Pause,
+    /// Whether anything was held since the last acknowledgement.
+    holds: bool,
+    /// Too many rows are held behind failed ones.
+    full: bool,
+    next_tick: Instant,
+    ages: Ages,
+    /// The connection whose acknowledgements count.
+    epoch: u64,
+    /// An event that nobody answered for, while the stream is asked why.
+    unanswered: Option<(u64, BoxFuture<'static, Failure>)>,
+    /// The rows that the reconciler waits for, how many they were, and where to say that they are settled.
+    pass: Option<(HashSet<u64>, usize, oneshot::Sender<usize>)>,
+    /// Rows from the reconciler that are under way, by their tokens: none is taken in twice.
+    rows: HashMap<u64, ByteString>,
+}
+
+impl<'a> Deliver<'a> {
+    pub fn new(delivery: Delivery, known: Known, nats: &'a mut Nats, shared: Shared<'a>, wiring: Wiring) -> Self {
+        let pause = Pause::new(Duration::from_millis(100), Duration::from_secs(5));
+        Self {
+            delivery,
+            nats,
+            shared,
+            wiring,
+            counters: Counters::of(shared.metrics),
+            pending: VecDeque::new(),
+            committed_at: None,
+            next_source: false,
+            known,
+            proof: None,
+            refusals: 0,
+            hold: None,
+            pause,
+            holds: false,
+            full: false,
+            next_tick: Instant::now(),
+            ages: Ages::default(),
+            epoch: 0,
+            unanswered: None,
+            pass: None,
+            rows: HashMap::new(),
+        }
+    }
+
+    /// Runs until `stop`, or until another stage ends; then waits until what was sent has its outcome, for as long as
+    /// an acknowledgement may take. Returns the next free token.
+    pub async fn run(mut self) -> u64 {
+        let mut replies = Vec::with_capacity(REPLIES_AT_A_TIME);
+        let mut link = self.nats.link.clone();
+        link.mark_changed();
+        let stop = self.wiring.stop.clone();
+        let mut deadline = None;
+        loop {
+            self.tick();
+            self.take_in();
+            self.send_ready();
+            self.tell();
+            if self.next_source && self.delivery.is_empty() {
+                self.next_source = false;
+                self.wiring.sources.pop();
+            }
+            if self.wiring.sources.is_empty() && deadline.is_none() {
+                deadline = Some(self.wind_down());
+            }
+            if deadline.is_some_and(|deadline| self.delivery.is_empty() || deadline <= Instant::now()) {
+                break;
+            }
+            let takes_in =
+                deadline.is_none() && !self.next_source && self.pending.is_empty() && self.delivery.has_room();
+            let wake = TokioInstant::from_std(self.next_wake());
+            tokio::select! {
+                biased;
+                () = stop.cancelled(), if deadline.is_none() => deadline = Some(self.wind_down()),
+                settled = self.wiring.settled.recv() => match settled {
+                    Some(tokens) => self.settle(tokens),
+                    None => break,
+                },
+                count = self.nats.replies.recv_many(&mut replies, REPLIES_AT_A_TIME) => {
+                    if count == 0 {
+                        break;
+                    }
+                    replies.drain(..).for_each(|reply| self.reply(reply));
+                }
+                Ok(()) = link.changed() => self.link(&link.borrow_and_update().clone()),
+                notice = self.nats.notices.recv() => self.notice(notice),
+                (token, failure) = explained(&mut self.unanswered), if self.unanswered.is_some() => {
+                    self.unanswered = None;
+                    self.failed(token, &failure);
+                }
+                known = answered(&mut self.proof), if self.proof.is_some() => self.proved(known),
+                Some(ask) = self.wiring.asks.recv(), if deadline.is_none() => self.ask(ask),
+                batch = next_batch(&mut self.wiring.sources), if takes_in => match batch {
+                    Some(batch) => self.receive(batch).await,
+                    None => self.next_source = true,
+                },
+                () = sleep_until(wake) => {}
+            }
+        }
+        self.tell();
+        self.delivery.next_token()
+    }
+
+    /// These events are no longer under way.
+    fn settle(&mut self, tokens: Vec<u64>) {
+        for token in tokens {
+            self.delivery.settle(token);
+            self.rows.remove(&token);
+            if let Some((waited_for, ..)) = &mut self.pass {
+                waited_for.remove(&token);
+            }
+        }
+        if self.pass.as_ref().is_some_and(|(waited_for, ..)| waited_for.is_empty())
+            && let Some((_, count, done)) = self.pass.take()
+        {
+            // A reconciler that does not wait for the answer went on, or has ended.
+            let _ = done.send(count);
+        }
+    }
+
+    /// Nothing more is taken in or sent. Returns when the wait for acknowledgements ends.
+    fn wind_down(&mut self) -> Instant {
+        self.pending.clear();
+        self.delivery.forget_unsent();
+        let connected = self.nats.link.borrow().connected;
+        Instant::now() + if connected { self.shared.settings.delivery.ack_timeout } else { Duration::ZERO }
+    }
+
+    /// When to look at the clock again, whatever happens until then.
+    fn next_wake(&self) -> Instant {
+        self.hold.map_or(self.next_tick, |hold| hold.min(self.next_tick))
+    }
+
+    /// Hands over what is due, unless the pipeline holds.
+    fn send_ready(&mut self) {
+        let now = Instant::now();
+        if self.hold.is_some_and(|hold| now < hold) || !self.is_leader(now) || self.needs_proof(now) {
+            return;
+        }
+        self.hold = None;
+        while let Some((token, parcel)) = self.delivery.next_ready() {
+            let mut headers = Headers::new();
+            let dropped = self.shared.router.headers(&parcel.event, |name, value| headers.set(name, value));
+            let dropped = dropped + headers.refused();
+            let subject = parcel.subject.to_string();
+            match self.nats.publisher.send(token, subject, headers, parcel.event.payload.clone()) {
+                Ok(_) => {
+                    self.counters.headers_dropped.inc_by(dropped as u64);
+                    self.delivery.sent(token, now);
+                }
+                Err(failure) if failure.class() == Class::Transient => return self.hold_for(&failure),
+                Err(failure) => self.refuse(token, &failure),
+            }
+        }
+    }
+
+    /// Whether PostgreSQL has lately shown the slot to be ours. A relay that was frozen may have a successor by now.
+    fn is_leader(&self, now: Instant) -> bool {
+        now.saturating_duration_since(*self.wiring.fence.borrow()) < self.wiring.fence_limit
+    }
+
+    /// Nothing is sent for a while: the failure is not the event's fault.
+    fn hold_for(&mut self, failure: &Failure) {
+        let now = Instant::now();
+        if self.hold.is_some_and(|hold| now < hold) {
+            return;
+        }
+        let pause = self.pause.next();
+        self.hold = Some(now + pause);
+        self.holds = true;
+        let code = failure.code();
+        debug!(code, ?pause, "delivery holds");
+        if self.shared.health.raise(Condition::Holding, format!("delivery holds: {code}: {}", failure.hint())) {
+            warn!(code, hint = failure.hint(), "delivery holds until it passes; nothing is counted against the events");
+        }
+    }
+
+    /// Whatever made the pipeline hold has passed.
+    fn goes_on(&mut self) {
+        if std::mem::take(&mut self.holds) {
+            self.pause.reset();
+            if !self.full {
+                self.shared.health.clear(Condition::Holding);
+            }
+        }
+    }
+
+    /// Says so while too many rows are held behind failed ones for more to be taken in.
+    fn look_at_held(&mut self) {
+        let full = self.delivery.holds_too_many();
+        if full {
+            let reason = "delivery holds: as many rows as delivery.max_blocked_rows wait behind events that fail";
+            if self.shared.health.raise(Condition::Holding, reason) {
+                warn!(rows = self.delivery.gate().held(), "{reason}; see error_message of the rows with status failed");
+            }
+        } else if self.full && !self.holds {
+            self.shared.health.clear(Condition::Holding);
+        }
+        self.full = full;
+    }
+
+    fn report(&mut self, report: Report) {
+        // The channel holds as many reports as events may be under way, so that it is never full; when it is closed,
+        // write-back has ended and so does this stage.
+        if self.wiring.reports.try_send(report).is_err() {
+            self.wiring.stop.cancel();
+        }
+    }
+
+    /// Looks at the clock: are answers overdue?
+    fn tick(&mut self) {
+        let now = Instant::now();
+        if now < self.next_tick {
+            return;
+        }
+        self.next_tick = now + TICK;
+        while let Some(token) = self.delivery.overdue(now, self.shared.settings.delivery.ack_timeout) {
+            self.failed(token, &Failure::AckTimeout);
+        }
+        self.look_at_held();
+        if self.delivery.is_empty() {
+            // Every event that met it has its outcome by now, though none was accepted.
+            self.goes_on();
+        }
+        self.shared.pulse.tick();
+        self.shared.metrics.in_flight.set(i64::try_from(self.delivery.in_flight()).unwrap_or(i64::MAX));
+        let oldest = self.ages.oldest(now, self.delivery.next_token(), self.delivery.ledger().oldest());
+        self.shared.metrics.oldest_unconfirmed.set(oldest.as_secs_f64());
+    }
+
+    /// Tells the other stages how far things are.
+    fn tell(&mut self) {
+        let safe = self.delivery.safe();
+        self.wiring.safe.send_if_modified(|told| std::mem::replace(told, safe) != safe);
+        self.wiring.stream_seq.store(self.delivery.stream_seq(), Ordering::Relaxed);
+    }
+}
+
+/// The next batch of the last source; `None` when it has ended.
+async fn next_batch(sources: &mut [mpsc::Receiver<Vec<Change>>]) -> Option<Vec<Change>> {
+    sources.last_mut()?.recv().await
+}
+
+/// Why nobody answered for an event, once the stream has told.
+async fn explained(unanswered: &mut Option<(u64, BoxFuture<'static, Failure>)>) -> (u64, Failure) {
+    match unanswered {
+        Some((token, answer)) => (*token, answer.await),
+        None => std::future::pending().await,
+    }
+}
+
+/// What the stream shows, once it has told.
+async fn answered(proof: &mut Option<BoxFuture<'static, Result<Known, Failure>>>) -> Result<Known, Failure> {
+    match proof {
+        Some(answer) => answer.await,
+        None => std::future::pending().await,
+    }
+}

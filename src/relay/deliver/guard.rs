@@ -1,0 +1,84 @@
+//! The resume guard: beyond the duplicate window only the stream itself can tell whether it has an event.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use tracing::{info, warn};
+
+use super::Deliver;
+use crate::fault::Failure;
+use crate::nats::stream::Stream;
+
+/// Ids read at a time.
+const IDS_AT_A_TIME: u64 = 50_000;
+/// Ids kept, at most: what an earlier session may have left open is far less, so more belong to others.
+const IDS_MAX: usize = 500_000;
+
+/// The events that the stream is seen to hold: where each stands.
+#[derive(Debug, Default)]
+pub struct Known(HashMap<Box<str>, u64>);
+
+impl Known {
+    /// Reads the ids of everything stored after `sequence`.
+    pub async fn read(stream: &Stream, sequence: u64) -> Result<Self, Failure> {
+        let (mut known, mut after) = (HashMap::new(), sequence);
+        loop {
+            let (stored, all) = stream.ids_after(after, IDS_AT_A_TIME).await?;
+            after = stored.last().map_or(after, |last| last.sequence);
+            let empty = stored.is_empty();
+            known.extend(stored.into_iter().filter_map(|stored| Some((stored.id?.into_boxed_str(), stored.sequence))));
+            if all || empty {
+                break;
+            }
+            if known.len() > IDS_MAX {
+                warn!(
+                    after,
+                    "the stream holds more new messages than the relay can compare; for older events only the \
+                     duplicate window protects from a second copy"
+                );
+                break;
+            }
+        }
+        Ok(Self(known))
+    }
+
+    /// Where the event stands in the stream.
+    pub fn get(&self, event_id: &str) -> Option<&u64> {
+        self.0.get(event_id)
+    }
+
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+impl Deliver<'_> {
+    /// Whether the next event was sent so long ago that another copy might be stored. Then the stream is asked first.
+    pub(super) fn needs_proof(&mut self, now: Instant) -> bool {
+        if self.proof.is_some() {
+            return true;
+        }
+        let Some(age) = self.shared.proof_after else { return false };
+        if !self.delivery.next_is_older(now, age) {
+            return false;
+        }
+        let (stream, after) = (self.nats.stream.clone(), self.delivery.stream_seq());
+        self.proof = Some(Box::pin(async move { Known::read(&stream, after).await }));
+        true
+    }
+
+    /// The stream has told what it holds: those events are acknowledged, the others are sent again.
+    pub(super) fn proved(&mut self, known: Result<Known, Failure>) {
+        self.proof = None;
+        match known {
+            Ok(known) => {
+                let stored = self.delivery.prove(Instant::now(), |event_id| known.get(event_id).copied());
+                info!(stored = stored.len(), read = known.len(), "the stream was asked for events of unknown outcome");
+                for report in stored {
+                    self.report(report);
+                }
+            }
+            Err(failure) => self.hold_for(&failure),
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! What comes in: changes from the log, rows from the table, and what the reconciler asks.
+
+use std::collections::HashSet;
+
+use bytestring::ByteString;
+use tracing::warn;
+
+use super::Deliver;
+use crate::fault::Failure;
+use crate::flow::delivery::Parcel;
+use crate::flow::event::{Change, Decoded, Event, Origin, Rejection};
+use crate::flow::lsn::Lsn;
+use crate::flow::order::Pass;
+use crate::postgres::{describe, outbox};
+use crate::reconcile::{Ask, PASS_ROWS};
+use crate::relay::prepare::Ground;
+
+impl Deliver<'_> {
+    /// Receives a batch. Of rows that an earlier session may have sent already, those that have an outcome since, or that
+    /// someone else has taken, are left to the table.
+    pub(super) async fn receive(&mut self, batch: Vec<Change>) {
+        let doubtful = doubtful(&batch, self.shared.horizon);
+        self.pending.extend(batch);
+        if doubtful.is_empty() {
+            return;
+        }
+        let Ground { control, tables, .. } = self.shared.ground;
+        let (ids, event_ids): (Vec<i64>, Vec<&str>) = doubtful.iter().map(|(id, event_id)| (*id, &**event_id)).unzip();
+        match outbox::taken_care_of(&control.client, tables, &ids, &event_ids).await {
+            Ok(taken) => {
+                let taken: HashSet<i64> = taken.into_iter().collect();
+                for change in &mut self.pending {
+                    if let Change::Row(row) = change
+                        && matches!(&**row, Decoded::Live(event) if taken.contains(&event.id))
+                    {
+                        **row = Decoded::Left;
+                    }
+                }
+            }
+            Err(error) => {
+                warn!(error = %describe(&error), "rows that were read again could not be looked up; the session ends");
+                self.pending.clear();
+                self.wiring.stop.cancel();
+            }
+        }
+    }
+
+    pub(super) fn ask(&mut self, ask: Ask) {
+        match ask {
+            Ask::Send { rows, done } => {
+                let under_way: HashSet<ByteString> = self.rows.values().cloned().collect();
+                let mut tokens = HashSet::new();
+                for (row, pass) in rows {
+                    if self.rows.len() < PASS_ROWS && !row.event_id().is_some_and(|id| under_way.contains(id)) {
+                        tokens.extend(self.due_row(row, pass));
+                    }
+                }
+                self.pass = Some((tokens.clone(), tokens.len(), done));
+                self.settle(Vec::new());
+            }
+            // A reconciler that does not wait for the answer has ended.
+            Ask::Blocks(reply) => drop(reply.send(self.delivery.gate().settled_blocks())),
+            Ask::PassOver => {
+                // Rows that wait for a lock may be under way still.
+                if self.rows.is_empty() {
+                    self.delivery.reconciled();
+                }
+            }
+            Ask::Unblock(blocks) => blocks.iter().for_each(|block| self.delivery.gate().unblock(block)),
+        }
+    }
+
+    /// Takes in a row that the reconciler found; returns its token, if it is under way now.
+    pub(super) fn due_row(&mut self, row: Decoded, pass: Pass) -> Option<u64> {
+        let token = self.delivery.next_token();
+        self.rows.insert(token, row.event_id().cloned().unwrap_or_default());
+        let Some(addressed) = self.address(row) else {
+            self.rows.remove(&token);
+            return None;
+        };
+        let report = match addressed {
+            Ok((event, subject)) => match self.known.get(&event.event_id) {
+                Some(&sequence) => Some(self.delivery.admit_stored_row(&event, sequence)),
+                None => self.delivery.admit_row(Parcel { event, subject, committed_at: None }, pass),
+            },
+            Err(rejection) => Some(self.delivery.admit_rejected_row(rejection)),
+        };
+        if let Some(report) = report {
+            self.report(report);
+        }
+        Some(token)
+    }
+
+    /// Takes in changes while there is room.
+    pub(super) fn take_in(&mut self) {
+        while self.delivery.has_room() {
+            let Some(change) = self.pending.pop_front() else { break };
+            match change {
+                Change::Begin { committed_at } => {
+                    self.committed_at = committed_at;
+                    self.delivery.ledger().begin();
+                }
+                Change::Row(decoded) => self.row(*decoded),
+                Change::Commit { end_lsn } => self.delivery.ledger().commit(end_lsn),
+                Change::Mark(position) => self.delivery.ledger().mark(position),
+            }
+        }
+    }
+
+    pub(super) fn row(&mut self, decoded: Decoded) {
+        self.counters.decoded.inc();
+        let report = match self.address(decoded) {
+            Some(Ok((event, subject))) => match self.known.get(&event.event_id) {
+                Some(&sequence) => Some(self.delivery.admit_stored(&event, sequence)),
+                None => self.delivery.admit(Parcel { event, subject, committed_at: self.committed_at }),
+            },
+            Some(Err(rejection)) => Some(self.delivery.admit_rejected(rejection)),
+            None => None,
+        };
+        if let Some(report) = report {
+            self.report(report);
+        }
+    }
+
+    /// The row's event and its subject, or why there is none. `None`: the row stays in the table.
+    pub(super) fn address(&self, decoded: Decoded) -> Option<Result<(Event, ByteString), Rejection>> {
+        let (event, failure) = match decoded {
+            Decoded::Left => return None,
+            Decoded::Unfit(event, reason) | Decoded::Nameless(event, reason) => (event, Failure::Undecodable(reason)),
+            Decoded::Live(event) => match self.shared.router.subject(&event) {
+                Ok(subject) => return Some(Ok((event, subject.into()))),
+                Err(reason) => (event, Failure::Unroutable(reason.to_string())),
+            },
+        };
+        Some(Err(Rejection { event, code: failure.code(), message: failure.to_string(), retry_in: None }))
+    }
+}
+
+/// Rows that may have been sent before: they came from the table, or were committed before `horizon`.
+fn doubtful(batch: &[Change], horizon: Lsn) -> Vec<(i64, ByteString)> {
+    let known = |change: &Change| match change {
+        Change::Row(row) => match &**row {
+            Decoded::Live(event) => match event.origin {
+                Origin::Log(origin) if origin.final_lsn >= horizon => None,
+                Origin::Log(_) | Origin::Table => Some((event.id, event.event_id.clone())),
+            },
+            _ => None,
+        },
+        _ => None,
+    };
+    batch.iter().filter_map(known).collect()
+}

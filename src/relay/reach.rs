@@ -1,0 +1,113 @@
+//! Reaching NATS: the connection, and a stream that is there and fit.
+
+use std::time::Duration;
+
+use tracing::{debug, warn};
+
+use super::{Relay, RunError, beating, deliver};
+use crate::fault::Class;
+use crate::nats::connect::{self, ConnectFault, Connection, Inboxes};
+use crate::nats::stream::{Finding, Stream, StreamFacts, StreamFault};
+use crate::pause::Pause;
+use crate::reconcile::PASS_ROWS;
+use crate::telemetry::health::Condition;
+
+/// Connects to NATS, where it is not, and waits until the stream is there and fit. `None`: the relay was asked to stop.
+pub async fn reach(relay: &Relay, mut nats: Option<deliver::Nats>) -> Result<Option<deliver::Nats>, RunError> {
+    let Relay { health, pulse, stop, .. } = relay;
+    let mut pause = Pause::new(Duration::from_millis(200), Duration::from_secs(5));
+    let mut connection = None;
+    while !stop.is_cancelled() {
+        match beating(pulse, try_nats(relay, &mut nats, &mut connection)).await {
+            Ok(()) => {
+                health.clear(Condition::NatsDown);
+                return Ok(nats);
+            }
+            // What became unfit while the relay runs is waited for.
+            Err(setback) if setback.is_transient() || nats.is_some() => {
+                warn!(reason = %setback, "waiting for NATS");
+                health.raise(Condition::NatsDown, setback.to_string());
+            }
+            Err(setback) => return Err(RunError::Failed(setback.to_string())),
+        }
+        let wait = pause.next();
+        beating(pulse, stop.run_until_cancelled(tokio::time::sleep(wait))).await;
+    }
+    Ok(None)
+}
+
+/// Connects, if that was not done, and looks at the stream.
+async fn try_nats(
+    relay: &Relay,
+    nats: &mut Option<deliver::Nats>,
+    made: &mut Option<(Connection, Inboxes)>,
+) -> Result<(), NatsSetback> {
+    let settings = &relay.settings.nats;
+    if let Some(nats) = nats {
+        look(relay, &nats.stream).await?;
+        return Ok(());
+    }
+    let connection = match made.take() {
+        Some(made) => made,
+        None => connect::connect(settings, relay.settings.delivery.max_in_flight + PASS_ROWS).await?,
+    };
+    let stream = Stream::new(&connection.0, settings);
+    let (facts, findings) = match look(relay, &stream).await {
+        Ok(checked) => checked,
+        Err(fault) => {
+            *made = Some(connection);
+            return Err(fault.into());
+        }
+    };
+    for finding in findings {
+        warn!(code = finding.code, "{}", finding.text);
+    }
+    *nats = Some(deliver::Nats::new(connection, stream, &facts));
+    Ok(())
+}
+
+/// Makes the stream when it is missing, and sees whether it and its neighbours are fit.
+async fn look(relay: &Relay, stream: &Stream) -> Result<(StreamFacts, Vec<Finding>), StreamFault> {
+    let looked = stream.ensure(&relay.settings.nats, &relay.router.subject_filter()).await?;
+    if let Some(route) = &relay.compensations {
+        leave_to_services(stream, &route.filter()).await?;
+    }
+    Ok(looked)
+}
+
+/// A stream that takes the requests to services answers in their place, and nothing is compensated. Streams that the
+/// relay may not see are found when it asks.
+async fn leave_to_services(stream: &Stream, filter: &str) -> Result<(), StreamFault> {
+    match stream.capturing(filter).await {
+        Ok(Some(name)) => Err(StreamFault::Unfit {
+            problem: format!("stream {name:?} captures {filter:?} of compensation.subject, so no service is asked"),
+            fix:
+                "take it out of the stream's subjects, change compensation.subject, or set compensation.enabled = false"
+                    .into(),
+        }),
+        Ok(None) => Ok(()),
+        Err(failure) => {
+            debug!(code = failure.code(), "whether a stream captures compensation.subject cannot be seen");
+            Ok(())
+        }
+    }
+}
+
+/// Why NATS or the stream cannot be used.
+#[derive(Debug, thiserror::Error)]
+enum NatsSetback {
+    #[error(transparent)]
+    Connect(#[from] ConnectFault),
+    #[error(transparent)]
+    Stream(#[from] StreamFault),
+}
+
+impl NatsSetback {
+    fn is_transient(&self) -> bool {
+        let class = match self {
+            Self::Connect(fault) => fault.class,
+            Self::Stream(fault) => fault.class(),
+        };
+        class == Class::Transient
+    }
+}

@@ -1,0 +1,300 @@
+//! The stages of a session beside delivery: started together, ended in their order.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
+
+use tokio::sync::{mpsc, watch};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio_util::sync::CancellationToken;
+
+use super::announce::{self, Announcer};
+use super::drain::Drain;
+use super::prepare::{self, Ground};
+use super::take::Held;
+use super::watcher::Watcher;
+use super::writeback::{Backlog, WritebackStage};
+use super::{Relay, Setback, beating, deliver};
+use crate::flow::delivery::Limits;
+use crate::flow::event::Change;
+use crate::flow::lsn::Lsn;
+use crate::postgres::changes::Assembler;
+use crate::postgres::connect::Socket;
+use crate::postgres::outbox::RelayState;
+use crate::postgres::slot;
+use crate::postgres::wal::{self, WalError, WalStream};
+use crate::reconcile::compensations::{Asker, Compensations};
+use crate::reconcile::retention::Retention;
+use crate::reconcile::{Ask, PASS_ROWS, Reconciler};
+use crate::telemetry::health::{Condition, Health};
+
+/// Batches of changes between two stages: together with what a batch may hold, this bounds the memory between them.
+const BATCHES: usize = 4;
+/// Batches of settled tokens between write-back and delivery.
+const SETTLED_BATCHES: usize = 64;
+
+/// For how long tasks beside the events may bring to an end what they have begun.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What the stages share: how far things are.
+pub struct Progress {
+    /// The position that may be confirmed, as delivery tells it.
+    pub safe: watch::Sender<Lsn>,
+    /// The position that the table names as the last to be confirmed, as write-back tells it.
+    noted: watch::Sender<Lsn>,
+    /// No event with unrecorded outcome is stored at or below this sequence.
+    pub stream_seq: Arc<AtomicU64>,
+}
+
+impl Progress {
+    pub fn new(confirmed: Lsn) -> Self {
+        Self { safe: watch::Sender::new(confirmed), noted: watch::Sender::new(confirmed), stream_seq: Arc::default() }
+    }
+}
+
+/// The replication connection at work.
+pub struct Streaming {
+    task: JoinHandle<Result<(), WalError>>,
+    changes: mpsc::Receiver<Vec<Change>>,
+    /// Ends the session.
+    stop: CancellationToken,
+    /// Ends the connection.
+    wal_stop: CancellationToken,
+}
+
+impl Streaming {
+    /// Starts to stream. Changes wait in their channel until they are taken in; PostgreSQL is answered meanwhile.
+    pub fn start(relay: &Relay, stream: WalStream<Socket>, timeout: Duration, progress: &Progress) -> Self {
+        let (stop, wal_stop) = (relay.stop.child_token(), CancellationToken::new());
+        let (changes_tx, changes) = mpsc::channel(BATCHES);
+        let wiring = wal::Wiring {
+            changes: changes_tx,
+            safe: progress.safe.subscribe(),
+            noted: progress.noted.subscribe(),
+            timeout,
+            stop: wal_stop.clone(),
+        };
+        let task = tokio::spawn(run_stream(relay, stream, wiring, stop.clone()));
+        Self { task, changes, stop, wal_stop }
+    }
+
+    /// Ends the connection; nothing was taken in.
+    pub async fn end(self) {
+        self.wal_stop.cancel();
+        let _ = self.task.await;
+    }
+}
+
+/// What the stages are made of.
+pub struct Parts {
+    pub streaming: Streaming,
+    pub held: Held,
+    pub drain: Option<Drain>,
+    pub limits: Limits,
+    pub progress: Progress,
+}
+
+/// The running stages.
+pub struct Stages {
+    wal: JoinHandle<Result<(), WalError>>,
+    wal_stop: CancellationToken,
+    writeback: JoinHandle<()>,
+    announcements: Option<JoinHandle<()>>,
+    reconciler: JoinHandle<()>,
+    beside: JoinSet<()>,
+}
+
+impl Stages {
+    /// Starts the stages. Returns them with the ends of their channels that delivery holds, and the watcher.
+    pub fn start<'a>(
+        relay: &'a Relay,
+        nats: &deliver::Nats,
+        ground: &'a Ground,
+        Parts { streaming, held, drain, limits, progress }: Parts,
+    ) -> (Self, deliver::Wiring, Watcher<'a>) {
+        let Streaming { task: wal, changes: from_wal, stop, wal_stop } = streaming;
+        // A report for every event that may be under way.
+        let (reports, to_write) = mpsc::channel(limits.events + PASS_ROWS);
+        let (asks_tx, asks) = mpsc::channel(1);
+        let (settled_tx, settled) = mpsc::channel(SETTLED_BATCHES);
+        // From when the slot was taken, not from when all is ready.
+        let (alive, fence) = watch::channel(held.since);
+        let (wish, wished) = watch::channel(Lsn::ZERO);
+        let Progress { safe, noted, stream_seq } = progress;
+        let (announcer, announcements) = announce(relay, nats);
+        let writeback = WritebackStage {
+            target: relay.postgres.clone(),
+            tables: ground.tables.clone(),
+            slot: relay.settings.source.slot.clone(),
+            on_success: relay.settings.writeback.on_success,
+            reports: to_write,
+            settled: settled_tx,
+            stream_seq: Arc::clone(&stream_seq),
+            safe: safe.subscribe(),
+            noted,
+            wish: wished,
+            unnoted: true,
+            noted_at: Instant::now(),
+            metrics: relay.metrics.clone(),
+            announcer,
+            backlog: Backlog::default(),
+            handled: HashSet::new(),
+        };
+        let stages = Self {
+            wal,
+            wal_stop: wal_stop.clone(),
+            writeback: tokio::spawn(writeback.run()),
+            announcements,
+            reconciler: tokio::spawn(reconciler(relay, ground, limits, asks_tx, safe.subscribe(), stop.clone()).run()),
+            beside: beside(relay, nats, ground, wish, &stop),
+        };
+        // The last source is read first.
+        let mut sources = vec![from_wal];
+        sources.extend(drain.map(|drain| drain.spawn(stop.clone())));
+        let watcher = Watcher {
+            ground,
+            slot: &relay.settings.source.slot,
+            pid: held.pid,
+            timeout: held.timeout,
+            metrics: &relay.metrics,
+            health: &relay.health,
+            max_retained_wal: relay.settings.source.max_retained_wal,
+            alive,
+            stop: stop.clone(),
+            wal_stop,
+        };
+        let fence_limit = held.timeout * 2 / 3;
+        let wiring = deliver::Wiring { sources, reports, settled, asks, safe, stream_seq, fence, fence_limit, stop };
+        (stages, wiring, watcher)
+    }
+
+    /// Brings the stages to their end, once delivery has ended. An outcome that is known is written before the next
+    /// session reads the table, and the last position is confirmed.
+    pub async fn finish(mut self, relay: &Relay, ground: &Ground) -> Result<(), Setback> {
+        let rest = async {
+            let _ = self.reconciler.await;
+            let ended = async { while self.beside.join_next().await.is_some() {} };
+            if tokio::time::timeout(PATIENCE, ended).await.is_err() {
+                // PostgreSQL does not answer them. What they had begun is begun again when its lease ends.
+                self.beside.shutdown().await;
+            }
+            let _ = self.writeback.await;
+        };
+        beating(&relay.pulse, rest).await;
+        if let Some(announcements) = self.announcements {
+            announce::finish(announcements).await;
+        }
+        self.wal_stop.cancel();
+        let ended = self.wal.await.unwrap_or(Err(WalError::Closed));
+        if ended.as_ref().is_err_and(WalError::needs_new_slot) {
+            give_slot_up(relay, ground).await?;
+        }
+        Ok(ended?)
+    }
+}
+
+/// The slot shows what cannot be read through it. Nothing after that was confirmed: the next session makes the slot anew,
+/// and finds the rows in the table.
+async fn give_slot_up(relay: &Relay, ground: &Ground) -> Result<(), Setback> {
+    let source = &relay.settings.source;
+    let state = RelayState { client: &ground.control.client, tables: &ground.tables, slot: &source.slot };
+    state.set_needs_drain(true).await?;
+    if source.create {
+        slot::drop_slot(&ground.control.client, &source.slot).await?;
+    }
+    Ok(())
+}
+
+/// Streams changes; the session ends with the stream.
+fn run_stream(
+    relay: &Relay,
+    stream: WalStream<Socket>,
+    wiring: wal::Wiring,
+    stop: CancellationToken,
+) -> impl Future<Output = Result<(), WalError>> + Send + 'static {
+    let assembler = Assembler::new(relay.settings.source.table.clone());
+    let health: Health = relay.health.clone();
+    async move {
+        let result = stream.run(assembler, wiring).await;
+        if let Err(error) = &result {
+            // At once: what was sent is still brought to its end, which may take as long as the server is away.
+            health.raise(Condition::PostgresDown, error.to_string());
+        }
+        stop.cancel();
+        result
+    }
+}
+
+fn announce(relay: &Relay, nats: &deliver::Nats) -> (Announcer, Option<JoinHandle<()>>) {
+    if !relay.settings.dead_letter.announce {
+        return (Announcer::default(), None);
+    }
+    let (announcer, task) = announce::start(nats.connection.clone());
+    (announcer, Some(task))
+}
+
+fn reconciler(
+    relay: &Relay,
+    ground: &Ground,
+    limits: Limits,
+    asks: mpsc::Sender<Ask>,
+    safe: watch::Receiver<Lsn>,
+    stop: CancellationToken,
+) -> Reconciler {
+    Reconciler {
+        target: relay.postgres.clone(),
+        tables: ground.tables.clone(),
+        cap: prepare::message_cap(&relay.settings),
+        interval: relay.settings.reconcile.interval,
+        sweep_interval: relay.settings.reconcile.sweep_interval,
+        safe,
+        ordered: limits.ordered,
+        asks,
+        metrics: relay.metrics.clone(),
+        stop,
+    }
+}
+
+/// What goes on beside the events, as the settings want it.
+fn beside(
+    relay: &Relay,
+    nats: &deliver::Nats,
+    ground: &Ground,
+    wish: watch::Sender<Lsn>,
+    stop: &CancellationToken,
+) -> JoinSet<()> {
+    let settings = &relay.settings;
+    let mut tasks = JoinSet::new();
+    if let Some(route) = relay.compensations.clone() {
+        let compensations = Compensations {
+            target: relay.postgres.clone(),
+            tables: ground.tables.clone(),
+            cap: prepare::message_cap(settings),
+            interval: settings.reconcile.interval,
+            worker: format!("outbox-relay {}", settings.source.slot),
+            asker: Arc::new(Asker {
+                connection: nats.connection.clone(),
+                stream: nats.stream.clone(),
+                route,
+                timeout: settings.compensation.timeout,
+                retry: settings.retry.clone(),
+            }),
+            metrics: relay.metrics.clone(),
+            stop: stop.clone(),
+        };
+        tasks.spawn(compensations.run());
+    }
+    if let Some(age) = settings.reconcile.retention {
+        let retention = Retention {
+            target: relay.postgres.clone(),
+            tables: ground.tables.clone(),
+            slot: settings.source.slot.clone(),
+            age,
+            wish,
+            stop: stop.clone(),
+        };
+        tasks.spawn(retention.run());
+    }
+    tasks
+}

@@ -1,0 +1,323 @@
+//! The write-back stage: takes reports, commits outcomes, says which are settled.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant as TokioInstant, sleep, sleep_until, timeout};
+use tracing::{debug, warn};
+
+use super::announce::Announcer;
+use crate::config::OnSuccess;
+use crate::flow::event::{Event, Outcome, Report};
+use crate::flow::lsn::Lsn;
+use crate::pause::Pause;
+use crate::postgres::connect::{self, Session, SqlConnection, Target};
+use crate::postgres::describe;
+use crate::postgres::outbox::{NOTE_REACH, Place, Recorded, Tables, Writeback};
+use crate::telemetry::metrics::{Metrics, peer, status};
+
+/// Rows in one statement, at most.
+const BATCH: usize = 1000;
+/// How soon a row that could not be had is tried again; it doubles up to the longest.
+const SOON: Duration = Duration::from_millis(20);
+const LONGEST: Duration = Duration::from_secs(1);
+
+/// Bytes of log after which the place is noted although no outcome was recorded.
+const FAR: u64 = 1024 * 1024;
+/// How often it is noted while the log grows more slowly.
+const NOTE_EVERY: Duration = Duration::from_secs(5);
+
+/// How long the server may take to answer. After that the connection counts as lost; what it was asked to write may be
+/// written again.
+const SILENCE: Duration = Duration::from_secs(30);
+
+/// How long, once no more reports come, rows are waited for that someone else holds. They are sent again later.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The running stage.
+pub struct WritebackStage {
+    pub target: Target,
+    pub tables: Tables,
+    pub slot: String,
+    pub on_success: OnSuccess,
+    pub reports: mpsc::Receiver<Report>,
+    pub settled: mpsc::Sender<Vec<u64>>,
+    /// No event with unrecorded outcome is stored at or below this sequence.
+    pub stream_seq: Arc<AtomicU64>,
+    /// The position that may be confirmed, and the one that is noted in the table: PostgreSQL is told no later one.
+    pub safe: watch::Receiver<Lsn>,
+    pub noted: watch::Sender<Lsn>,
+    /// A position that someone waits for to be confirmed.
+    pub wish: watch::Receiver<Lsn>,
+    /// Outcomes were recorded since the place was noted by itself, and when that was.
+    pub unnoted: bool,
+    pub noted_at: Instant,
+    pub metrics: Metrics,
+    pub announcer: Announcer,
+    /// Reports that are to be written, and when each may be tried.
+    pub backlog: Backlog,
+    /// Of the present batch: what is settled or waits for a later try, should the rest of it fail.
+    pub handled: HashSet<u64>,
+}
+
+/// Why a connection was given up.
+#[derive(Debug, thiserror::Error)]
+enum Interrupted {
+    #[error("{}", describe(.0))]
+    Sql(#[from] tokio_postgres::Error),
+    #[error("PostgreSQL did not answer for {0:?}")]
+    Silent(Duration),
+}
+
+/// Waits for an answer, for as long as one may take.
+async fn answer<T>(asked: impl Future<Output = Result<T, tokio_postgres::Error>>) -> Result<T, Interrupted> {
+    match timeout(SILENCE, asked).await {
+        Ok(answer) => Ok(answer?),
+        Err(_) => Err(Interrupted::Silent(SILENCE)),
+    }
+}
+
+/// Reports that are not settled yet.
+#[derive(Debug, Default)]
+pub struct Backlog {
+    due: Vec<Report>,
+    later: Vec<Late>,
+}
+
+#[derive(Debug)]
+struct Late {
+    at: Instant,
+    tries: u32,
+    report: Report,
+}
+
+impl WritebackStage {
+    /// Runs until the channel of reports is closed and everything is settled. The connection is made anew whenever it
+    /// breaks: an outcome that is known is never forgotten.
+    pub async fn run(mut self) {
+        let mut pause = Pause::new(Duration::from_millis(100), Duration::from_secs(5));
+        loop {
+            match connect::sql(&self.target, &session()).await {
+                Ok(connection) => match self.serve(&connection, &mut pause).await {
+                    Ok(()) => return,
+                    Err(error) => warn!(%error, "write-back lost its connection; it connects again"),
+                },
+                Err(error) => warn!(%error, "write-back cannot connect; it tries again"),
+            }
+            if self.is_done() {
+                return;
+            }
+            self.metrics.reconnects.of(peer::POSTGRES).inc();
+            sleep(pause.next()).await;
+        }
+    }
+
+    /// Whether no report is left and none will come.
+    fn is_done(&self) -> bool {
+        self.reports.is_closed() && self.reports.is_empty() && self.backlog.is_empty()
+    }
+
+    async fn serve(&mut self, connection: &SqlConnection, pause: &mut Pause) -> Result<(), Interrupted> {
+        let slot = self.slot.clone();
+        let prepared = Writeback::prepare(&connection.client, &self.tables, &slot, self.on_success);
+        let writeback = answer(prepared).await?;
+        pause.reset();
+        let mut since = Instant::now();
+        loop {
+            if self.must_note() {
+                answer(self.note_ahead(&writeback)).await?;
+            }
+            if !self.collect().await || (self.reports.is_closed() && since.elapsed() > PATIENCE) {
+                self.backlog.say_what_is_left();
+                let place = self.place();
+                // Without this note the next session only looks up more rows than it has to.
+                return timeout(PATIENCE, self.note(&writeback, place)).await.map_or(Ok(()), |noted| Ok(noted?));
+            }
+            if !self.reports.is_closed() {
+                since = Instant::now();
+            }
+            let mut batch = self.backlog.take(Instant::now());
+            if batch.is_empty() {
+                continue;
+            }
+            if let Err(error) = answer(self.write(&writeback, &batch)).await {
+                batch.retain(|(_, report)| !self.handled.contains(&report.token));
+                self.backlog.put_back(batch);
+                return Err(error);
+            }
+        }
+    }
+
+    /// Waits until something is due. `false`: all is done.
+    async fn collect(&mut self) -> bool {
+        let room = BATCH.saturating_sub(self.backlog.due.len());
+        let next = self.backlog.next_due();
+        if !self.backlog.due.is_empty() || next.is_some_and(|at| at <= Instant::now()) {
+            while self.backlog.due.len() < BATCH
+                && let Ok(report) = self.reports.try_recv()
+            {
+                self.backlog.due.push(report);
+            }
+            return true;
+        }
+        let look = Instant::now() + LONGEST;
+        let wake = TokioInstant::from_std(next.map_or(look, |next| next.min(look)));
+        tokio::select! {
+            count = self.reports.recv_many(&mut self.backlog.due, room) => {
+                if count == 0 && next.is_some() {
+                    // Closed, but rows are still waited for.
+                    sleep_until(wake).await;
+                }
+                count > 0 || next.is_some()
+            }
+            () = sleep_until(wake) => true,
+        }
+    }
+
+    /// Writes a batch. Where the server refuses it for the sake of one row, the others are written alone.
+    async fn write(&mut self, writeback: &Writeback<'_>, batch: &[(u32, Report)]) -> Result<(), tokio_postgres::Error> {
+        self.handled.clear();
+        let reports: Vec<Report> = batch.iter().map(|(_, report)| report.clone()).collect();
+        let result = self.record(writeback, &reports).await;
+        let Err(error) = result else {
+            self.distribute(batch, &result?).await;
+            return Ok(());
+        };
+        if error.code().is_none() || error.is_closed() {
+            return Err(error);
+        }
+        warn!(error = %describe(&error), rows = batch.len(), "PostgreSQL refused a write-back; its rows are tried one by one");
+        for (tries, report) in batch {
+            let one = std::slice::from_ref(report);
+            let result = self.record(writeback, one).await;
+            match result {
+                Ok(recorded) => self.distribute(&[(*tries, report.clone())], &recorded).await,
+                Err(error) if error.code().is_none() || error.is_closed() => return Err(error),
+                Err(error) => {
+                    warn!(error = %describe(&error), id = report.id, "the outcome of a row cannot be written; it is tried again");
+                    self.backlog.later(tries + 1, report.clone());
+                    self.handled.insert(report.token);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the place moved without outcomes being recorded, so that it is to be noted by itself: soon after the last
+    /// outcome, and every few seconds while the log grows. In an idle database nothing is written for ever: what the
+    /// note itself adds to the log lies within the reach of the note.
+    fn must_note(&self) -> bool {
+        let (safe, noted, wish) = (*self.safe.borrow(), *self.noted.borrow(), *self.wish.borrow());
+        let due = self.unnoted || safe.0.saturating_sub(noted.0) >= FAR || self.noted_at.elapsed() >= NOTE_EVERY;
+        (noted < wish && wish <= safe) || (safe > noted && due && self.reports.is_empty())
+    }
+
+    /// Notes the place, reaching as far as the note itself will move the log.
+    async fn note_ahead(&mut self, writeback: &Writeback<'_>) -> Result<(), tokio_postgres::Error> {
+        let place = self.place();
+        let ahead = Lsn(place.confirmed.0.saturating_add(NOTE_REACH));
+        self.note(writeback, Place { confirmed: ahead, ..place }).await
+    }
+
+    async fn note(&mut self, writeback: &Writeback<'_>, place: Place) -> Result<(), tokio_postgres::Error> {
+        writeback.note(place).await?;
+        (self.unnoted, self.noted_at) = (false, Instant::now());
+        self.noted.send_replace(place.confirmed);
+        Ok(())
+    }
+
+    fn place(&self) -> Place {
+        Place { stream_seq: self.stream_seq.load(Ordering::Relaxed), confirmed: *self.safe.borrow() }
+    }
+
+    async fn record(
+        &self,
+        writeback: &Writeback<'_>,
+        reports: &[Report],
+    ) -> Result<Vec<Recorded>, tokio_postgres::Error> {
+        let started = Instant::now();
+        let place = self.place();
+        let recorded = writeback.record(reports, place).await?;
+        self.noted.send_replace(place.confirmed);
+        self.metrics.writeback_duration.observe(started.elapsed().as_secs_f64());
+        Ok(recorded)
+    }
+
+    async fn distribute(&mut self, batch: &[(u32, Report)], recorded: &[Recorded]) {
+        self.unnoted = true;
+        let mut settled = Vec::with_capacity(batch.len());
+        for ((tries, report), recorded) in batch.iter().zip(recorded) {
+            self.handled.insert(report.token);
+            match recorded {
+                Recorded::Row(status) => {
+                    self.metrics.writeback_rows.of(status).inc();
+                    if let (&status::DEAD_LETTER, Outcome::Failed(rejection)) = (status, &report.outcome) {
+                        self.dead_letter(&rejection.event, rejection.code, &rejection.message);
+                    }
+                }
+                Recorded::WithoutRow => {
+                    self.metrics.events_without_row.inc();
+                    if let Some((event, code, reason)) = report.outcome.without_row() {
+                        self.dead_letter(event, code, reason);
+                    }
+                }
+                Recorded::Later => {
+                    debug!(id = report.id, "a row is locked or not visible yet; its outcome is written later");
+                    self.backlog.later(tries + 1, report.clone());
+                    continue;
+                }
+            }
+            settled.push(report.token);
+        }
+        // The receiver is gone only when the session is: then nobody waits for it.
+        let _ = self.settled.send(settled).await;
+    }
+
+    /// A dead letter is committed.
+    fn dead_letter(&self, event: &Event, code: &'static str, reason: &str) {
+        self.metrics.dead_letters.of(code).inc();
+        self.announcer.announce(event, code, reason);
+    }
+}
+
+impl Backlog {
+    fn next_due(&self) -> Option<Instant> {
+        self.later.iter().map(|late| late.at).min()
+    }
+
+    /// What may be written at `now`, with the number of tries before.
+    fn take(&mut self, now: Instant) -> Vec<(u32, Report)> {
+        let ready = self.later.extract_if(.., |late| late.at <= now).map(|late| (late.tries, late.report));
+        let mut batch: Vec<_> = ready.take(BATCH).collect();
+        batch.extend(self.due.drain(..).map(|report| (0, report)));
+        batch
+    }
+
+    fn is_empty(&self) -> bool {
+        self.due.is_empty() && self.later.is_empty()
+    }
+
+    fn say_what_is_left(&self) {
+        let rows = self.later.len() + self.due.len();
+        if rows > 0 {
+            warn!(rows, "the outcomes of some rows could not be written; they are sent again, under the same ids");
+        }
+    }
+
+    fn put_back(&mut self, batch: Vec<(u32, Report)>) {
+        self.due.extend(batch.into_iter().map(|(_, report)| report));
+    }
+
+    fn later(&mut self, tries: u32, report: Report) {
+        let wait = SOON.saturating_mul(1 << tries.min(10)).min(LONGEST);
+        self.later.push(Late { at: Instant::now() + wait, tries, report });
+    }
+}
+
+fn session() -> Session {
+    let session = Session::new("outbox-relay write-back");
+    Writeback::SESSION.iter().fold(session, |session, &(name, value)| session.with(name, value))
+}

@@ -74,6 +74,7 @@
 #![forbid(unsafe_code)]
 
 pub mod admin;
+pub mod cli;
 pub mod config;
 pub mod fault;
 pub mod flow;

@@ -1,0 +1,140 @@
+//! The command line: one file a command.
+
+mod completions;
+mod config;
+mod demo;
+mod flags;
+mod man;
+mod migrate;
+pub mod output;
+mod run;
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+
+use crate::config::{Loaded, Mistakes};
+use crate::relay::{self, RunError};
+
+const SETTINGS_HELP: &str = "\
+Every setting can be a line of the settings file, a variable or a flag: `url` in the section [nats] is also \
+OUTBOX_RELAY_NATS__URL and --nats-url. Flags win over variables, variables over the file. `--help` lists all flags, \
+`outbox-relay config show` the values in effect.
+
+Exit codes: 0 done, 1 failed, 2 usage, 3 a check found something, 4 refused, 78 unusable configuration";
+
+#[derive(Parser)]
+#[command(name = "outbox-relay", version, about, after_help = SETTINGS_HELP, max_term_width = 120)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    sources: flags::SourceFlags,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run the relay
+    Run,
+    /// Make or update the outbox's tables
+    Migrate(migrate::Migrate),
+    /// Relay a shop's orders, in places of its own that are removed at the end, and show them arrive
+    Demo,
+    /// Look at the settings
+    #[command(subcommand)]
+    Config(config::Config),
+    /// Print a script of completions for a shell
+    Completions(completions::Completions),
+    /// Print the manual page
+    Man(man::Man),
+}
+
+/// Why a command did not end well.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error("{0}")]
+    Settings(#[from] Mistakes),
+    #[error("{0}")]
+    Run(#[from] RunError),
+    #[error("{0}")]
+    Demo(demo::DemoError),
+    #[error("cannot write: {0}")]
+    Write(#[from] io::Error),
+}
+
+impl From<demo::DemoError> for Failure {
+    fn from(error: demo::DemoError) -> Self {
+        match error {
+            demo::DemoError::Write(error) => Self::Write(error),
+            demo::DemoError::Run(error) => Self::Run(error),
+            error => Self::Demo(error),
+        }
+    }
+}
+
+impl Failure {
+    fn exit_code(&self) -> u8 {
+        match self {
+            Self::Settings(_) => 78,
+            Self::Run(error) => error.exit_code(),
+            Self::Demo(_) | Self::Write(_) => 1,
+        }
+    }
+}
+
+/// Runs the program with these arguments, the first being its name.
+pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let cli = match Cli::try_parse_from(arguments) {
+        Ok(cli) => cli,
+        Err(error) => {
+            let _ = error.print(); // Where nobody reads there is nobody to tell.
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+        }
+    };
+    match dispatch(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        // `outbox-relay … | head`: the reader has what it wanted.
+        Err(Failure::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(failure) => {
+            let _ = writeln!(io::stderr(), "outbox-relay: {failure}");
+            ExitCode::from(failure.exit_code())
+        }
+    }
+}
+
+fn dispatch(cli: Cli) -> Result<(), Failure> {
+    let load = || load(cli.sources);
+    match cli.command {
+        Command::Run => run::run(load()?),
+        Command::Migrate(command) => command.run(&load()?),
+        Command::Demo => demo::run(load()?),
+        Command::Config(command) => Ok(command.run(&load()?)?),
+        Command::Completions(command) => Ok(command.run(Cli::command())?),
+        Command::Man(command) => Ok(command.run(Cli::command())?),
+    }
+}
+
+fn load(sources: flags::SourceFlags) -> Result<Loaded, Mistakes> {
+    crate::config::load(&sources.with_environment(std::env::vars_os().collect()), relay::CHECKS)
+}
+
+/// Runs a task on a runtime of one thread: the stages share data without locks, and two threads were measured slower.
+fn block_on<T, E>(task: impl Future<Output = Result<T, E>>) -> Result<T, Failure>
+where
+    Failure: From<E>,
+{
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    Ok(runtime.block_on(task)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_definitions_agree_with_each_other() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,10 @@
+//! The tests against real servers: one binary, so that its servers are started once.
+//!
+//! `make test` fetches the servers first. A test never passes because a server is missing: it fails and says so.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a failed test is a panic")]
+
+#[allow(dead_code, reason = "a box of tools for every test; not each of them has a user at each moment")]
+mod harness;
+
+mod layering;
+mod smoke;

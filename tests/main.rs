@@ -6,5 +6,10 @@
 #[allow(dead_code, reason = "a box of tools for every test; not each of them has a user at each moment")]
 mod harness;
 
+mod config;
+mod connect;
+mod decode;
 mod layering;
+mod nats;
+mod schema;
 mod smoke;

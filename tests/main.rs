@@ -8,14 +8,17 @@ mod harness;
 
 mod config;
 mod connect;
+mod crashes;
 mod decode;
 mod delivery;
 mod layering;
 mod nats;
+mod outages;
 mod position;
 mod rows;
 mod schema;
 mod seam;
 mod setup;
 mod smoke;
+mod standby;
 mod values;

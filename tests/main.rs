@@ -6,18 +6,26 @@
 #[allow(dead_code, reason = "a box of tools for every test; not each of them has a user at each moment")]
 mod harness;
 
+mod beside;
+mod compensations;
 mod config;
 mod connect;
 mod crashes;
+mod dead_letters;
 mod decode;
 mod delivery;
 mod hostile;
 mod layering;
 mod logs;
+mod long_outage;
+mod lost_slot;
 mod memory;
 mod nats;
+mod order;
 mod outages;
 mod position;
+mod resume;
+mod retention;
 mod rows;
 mod schema;
 mod seam;
@@ -26,4 +34,6 @@ mod slot;
 mod smoke;
 mod standby;
 mod start_up;
+mod stream_trouble;
 mod values;
+mod waiting;

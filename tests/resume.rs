@@ -1,0 +1,207 @@
+//! Beyond the duplicate window the stream no longer knows a second copy: the relay looks into it before it sends again.
+
+use std::collections::HashSet;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::harness::load::{DELIVERED, Load, Outbox};
+use crate::harness::nats::{Nats, NatsVersion, Space};
+use crate::harness::postgres::{Database, PgVersion, Postgres};
+use crate::harness::proxy::Proxy;
+use crate::harness::relay::{READY, Relay, RelaySettings};
+use crate::harness::wait::eventually;
+
+/// The stream forgets the ids of messages after 2 s.
+const WINDOW: &str = "2s";
+/// Until it has forgotten them for certain.
+const FORGOTTEN: Duration = Duration::from_secs(5);
+
+struct Site<'a> {
+    nats: &'a Nats,
+    database: Database,
+    settings: RelaySettings,
+    outbox: Outbox,
+}
+
+impl<'a> Site<'a> {
+    async fn new(postgres: PgVersion, nats: &'a Nats) -> Self {
+        let (database, space) = (Postgres::shared(postgres).await.database().await, Space::new());
+        let settings = RelaySettings::shared(&database, nats, &space).set("nats.create.duplicate_window", WINDOW);
+        settings.migrate().await;
+        let outbox = Outbox::new(&database.url(), &space.stream).await;
+        Self { nats, database, settings, outbox }
+    }
+
+    async fn start(&self) -> Relay {
+        let mut relay = self.settings.start();
+        relay.wait_ready().await;
+        relay
+    }
+
+    async fn start_over(&self, proxy: &Proxy) -> Relay {
+        let mut relay = self.settings.clone().set("nats.url", &proxy.instead_of(&self.nats.url())).start();
+        relay.wait_ready().await;
+        relay
+    }
+
+    async fn progress(&self, count: u64) {
+        self.outbox.wait_stored(self.nats, self.outbox.stored(self.nats).await + count).await;
+    }
+}
+
+/// How many publishes of this relay were stored, and how many only recognized as doubles.
+async fn publishes(relay: &Relay) -> (Option<f64>, Option<f64>) {
+    let outcome = async |name| relay.metric(&format!("outbox_relay_publishes_total{{outcome=\"{name}\"}}")).await;
+    (outcome("stored").await, outcome("duplicate").await)
+}
+
+/// Case 34: nothing is known of the acknowledgements; the rows come from the log again, or from the table.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_stored_unacknowledged_before_a_kill_is_not_sent_after_the_window() {
+    for (postgres, nats) in PgVersion::ENDS.into_iter().zip(NatsVersion::ENDS) {
+        for drained in [false, true] {
+            let site = Site::new(postgres, Nats::shared(nats).await).await;
+            let proxy = Proxy::start_nats(site.nats.port()).await;
+            let mut relay = site.start_over(&proxy).await;
+            site.outbox.insert("early").await;
+            site.outbox.wait_completed().await;
+            proxy.drop_messages(|_| true);
+            for aggregate in 0..10 {
+                site.outbox.insert_many(&format!("aggregate {aggregate}"), 3).await;
+            }
+            // The first of each aggregate; the next ones wait for its acknowledgement.
+            site.outbox.wait_stored(site.nats, 11).await;
+            relay.kill9().await;
+            assert_eq!(site.outbox.rows("completed").await, 1);
+            if drained {
+                let client = site.outbox.client().await;
+                let drop = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1";
+                let slot = &site.database.slot;
+                eventually(READY, "the slot is dropped", async || client.execute(drop, &[slot]).await.is_ok()).await;
+            }
+            tokio::time::sleep(FORGOTTEN).await;
+            let relay = site.start().await;
+            assert_eq!(site.outbox.expect_exact(site.nats).await, 31);
+            assert_eq!(publishes(&relay).await, (Some(20.0), Some(0.0)));
+        }
+    }
+}
+
+/// Case 34: the acknowledgements came, and could not be written.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_acknowledged_but_not_written_before_a_kill_is_not_sent_after_the_window() {
+    let site = Site::new(PgVersion::V18, Nats::shared(NatsVersion::V2_15).await).await;
+    let mut relay = site.start().await;
+    assert!(relay.terminate(READY).await.success());
+    for aggregate in 0..20 {
+        site.outbox.insert(&format!("aggregate {aggregate}")).await;
+    }
+    let mut holder = site.outbox.client().await;
+    let lock = holder.transaction().await.unwrap();
+    lock.execute("SELECT 1 FROM outbox_events FOR UPDATE", &[]).await.unwrap();
+    let mut relay = site.start().await;
+    site.outbox.wait_stored(site.nats, 20).await;
+    eventually(READY, "all are acknowledged", async || publishes(&relay).await.0 == Some(20.0)).await;
+    relay.kill9().await;
+    // A statement of its that waits for the lock would go on without it.
+    let client = site.outbox.client().await;
+    let backends = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'outbox-relay write-back'
+                    AND datname = current_database()";
+    eventually(READY, "its statements have ended", async || {
+        client.query_one(backends, &[]).await.unwrap().get::<_, i64>(0) == 0
+    })
+    .await;
+    lock.rollback().await.unwrap();
+    assert_eq!(site.outbox.rows("completed").await, 0);
+    tokio::time::sleep(FORGOTTEN).await;
+    let relay = site.start().await;
+    assert_eq!(site.outbox.expect_exact(site.nats).await, 20);
+    assert_eq!(publishes(&relay).await, (Some(0.0), Some(0.0)));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn three_kills_under_load_with_restarts_after_the_window_store_nothing_twice() {
+    let site = Site::new(PgVersion::V18, Nats::shared(NatsVersion::V2_15).await).await;
+    let load = Load::start(&site.outbox, 3);
+    for _ in 0..3 {
+        let mut relay = site.start().await;
+        site.progress(100).await;
+        relay.kill9().await;
+        tokio::time::sleep(FORGOTTEN).await;
+    }
+    load.stop().await;
+    let _relay = site.start().await;
+    site.outbox.expect_exact(site.nats).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_nats_server_frozen_for_longer_than_the_window_stores_nothing_twice() {
+    let nats = Nats::start(NatsVersion::V2_15).await;
+    let site = Site::new(PgVersion::V18, &nats).await;
+    let load = Load::start(&site.outbox, 3);
+    let mut relay = site.start().await;
+    for _ in 0..3 {
+        site.progress(100).await;
+        nats.signal(Signal::STOP);
+        tokio::time::sleep(Duration::from_secs(7)).await;
+        nats.signal(Signal::CONT);
+    }
+    site.progress(100).await;
+    load.stop().await;
+    site.outbox.expect_exact(&nats).await;
+    assert_eq!(relay.ended(), None);
+}
+
+/// The first acknowledgement of every third event is lost, and missed only after the window.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_acknowledgement_lost_for_longer_than_the_window_leads_to_no_second_copy() {
+    for nats in NatsVersion::ENDS {
+        let mut site = Site::new(PgVersion::V18, Nats::shared(nats).await).await;
+        site.settings = site.settings.set("delivery.ack_timeout", "5s");
+        let proxy = Proxy::start_nats(site.nats.port()).await;
+        let mut relay = site.start_over(&proxy).await;
+        let lost = Mutex::new(HashSet::new());
+        proxy.drop_messages(move |line| {
+            let subject = line.split(' ').nth(1).unwrap_or_default();
+            // Answers to other questions end with no number.
+            let token: Option<u64> = subject.rsplit('.').next().and_then(|token| token.parse().ok());
+            token.is_some_and(|token| token.is_multiple_of(3) && lost.lock().unwrap().insert(token))
+        });
+        for aggregate in 0..10 {
+            site.outbox.insert_many(&format!("aggregate {aggregate}"), 2).await;
+        }
+        assert_eq!(site.outbox.expect_exact(site.nats).await, 20);
+        // No other acknowledgement comes after the last one.
+        let last = AtomicBool::new(false);
+        proxy.drop_messages(move |line| line.contains("_INBOX") && !last.swap(true, Ordering::SeqCst));
+        site.outbox.insert("last").await;
+        assert_eq!(site.outbox.expect_exact(site.nats).await, 21);
+        relay.wait_ready().await;
+        let (stored, duplicate) = publishes(&relay).await;
+        assert_eq!(duplicate, Some(0.0), "none was sent again");
+        assert!(stored < Some(21.0), "some were found in the stream: {stored:?}");
+    }
+}
+
+/// A partition between the relay and NATS: what was sent is stored, and the connection is gone for longer than the window.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_partition_longer_than_the_window_leads_to_no_second_copy() {
+    let site = Site::new(PgVersion::V18, Nats::shared(NatsVersion::V2_15).await).await;
+    let proxy = Proxy::start_nats(site.nats.port()).await;
+    let relay = site.start_over(&proxy).await;
+    proxy.drop_messages(|_| true);
+    for aggregate in 0..10 {
+        site.outbox.insert_many(&format!("aggregate {aggregate}"), 3).await;
+    }
+    site.outbox.wait_stored(site.nats, 10).await;
+    proxy.refuse();
+    proxy.reset_all();
+    tokio::time::sleep(FORGOTTEN).await;
+    proxy.pass();
+    eventually(DELIVERED, "the rest is stored", async || publishes(&relay).await.0 >= Some(20.0)).await;
+    assert_eq!(site.outbox.expect_exact(site.nats).await, 30);
+    assert_eq!(publishes(&relay).await, (Some(20.0), Some(0.0)));
+}

@@ -1,0 +1,103 @@
+//! Rows that are not to be sent yet, and rows that the log never showed.
+
+use std::time::Duration;
+
+use outbox_relay::config::TableName;
+use outbox_relay::postgres::store;
+
+use crate::harness::nats::NatsVersion;
+use crate::harness::postgres::PgVersion;
+use crate::harness::scene::{Scene, publishes};
+use crate::harness::wait::always;
+
+/// An event that may leave so many seconds from now; `null`: at once.
+fn insert(event: &str, aggregate: &str, seconds: &str) -> String {
+    format!(
+        "INSERT INTO outbox_events (event_id, aggregate_type, aggregate_id, event_type, payload, next_retry_at)
+         VALUES ('{event}', 'order', '{aggregate}', 'paid', '{{}}', clock_timestamp() + {seconds} * interval '1 s');"
+    )
+}
+
+fn table() -> TableName {
+    TableName { schema: "public".to_owned(), table: "outbox_events".to_owned() }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_row_dated_to_the_future_waits_for_its_time_and_then_goes() {
+    for (postgres, nats) in PgVersion::ENDS.into_iter().zip(NatsVersion::ENDS) {
+        let scene = Scene::on(postgres, nats).await;
+        scene.sql("CREATE TABLE dated (event_id text, due timestamptz)").await;
+        let remember = "INSERT INTO dated SELECT event_id, next_retry_at FROM outbox_events
+            WHERE next_retry_at IS NOT NULL AND event_id NOT IN (SELECT event_id FROM dated);";
+        // From before the slot, and from the log.
+        scene.sql(&(insert("early", "a", "8") + remember)).await;
+        let _relay = scene.relay().await;
+        scene.sql(&(insert("late", "b", "5") + &insert("now", "c", "null") + remember)).await;
+        scene.wait_completed(3).await;
+        assert_eq!(scene.count().await, 3);
+        let hasty = "SELECT count(*) FROM outbox_events JOIN dated USING (event_id) WHERE processed_at < due";
+        assert_eq!(scene.number(hasty).await, 0, "none left before its time");
+        assert_eq!(scene.number("SELECT max(retry_count)::int8 FROM outbox_events").await, 0, "waiting is no failure");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_row_that_a_poller_has_claimed_is_sent_only_when_its_lease_has_ended() {
+    for (postgres, nats) in PgVersion::ENDS.into_iter().zip(NatsVersion::ENDS) {
+        let scene = Scene::on(postgres, nats).await;
+        scene.sql(&(insert("ends", "a", "null") + &insert("kept", "b", "null"))).await;
+        let mut poller = scene.database.client().await;
+        let claim = async |poller: &mut tokio_postgres::Client, lease| {
+            let tx = poller.transaction().await.unwrap();
+            let claimed = store::claim_batch(&tx, &table(), "poller", 1, Duration::from_secs(lease)).await.unwrap();
+            tx.commit().await.unwrap();
+            claimed.into_iter().next()
+        };
+        let ends = claim(&mut poller, 8).await.expect("the first row");
+        let kept = claim(&mut poller, 3600).await.expect("the second row");
+        scene.sql("CREATE TABLE leases AS SELECT event_id, next_retry_at AS ends FROM outbox_events").await;
+
+        let relay = scene.relay().await;
+        scene.sql(&insert("free", "c", "null")).await;
+        assert!(claim(&mut poller, 60).await.is_none(), "pollers rest while the relay holds the slot");
+        scene.wait_completed(2).await;
+        let mut ids = scene.ids().await;
+        ids.sort_unstable();
+        assert_eq!(ids, [&*ends.event_id, "free"]);
+        let hasty = "SELECT count(*) FROM outbox_events JOIN leases USING (event_id)
+            WHERE status = 'completed' AND processed_at < ends";
+        assert_eq!(scene.number(hasty).await, 0, "it was left to its poller for as long as the lease lasted");
+
+        let tx = poller.transaction().await.unwrap();
+        store::mark_completed(&tx, &table(), kept.id, "poller").await.unwrap();
+        tx.commit().await.unwrap();
+        let pause = Duration::from_secs(2);
+        always(pause, "what the poller completed is not sent", async || scene.count().await == 2).await;
+        assert_eq!(publishes(&relay, "stored").await, 2);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_that_the_log_missed_are_found_in_the_table() {
+    for (postgres, nats) in PgVersion::ENDS.into_iter().zip(NatsVersion::ENDS) {
+        let scene = Scene::on(postgres, nats).await;
+        let settings = scene.settings.clone().set("reconcile.sweep_interval", "1s");
+        let mut relay = scene.relay_with(&settings).await;
+        let publication = &scene.database.publication;
+        scene.sql(&insert("shown", "a", "null")).await;
+        scene.wait_completed(1).await;
+        scene.sql(&format!("ALTER PUBLICATION {publication} DROP TABLE outbox_events")).await;
+        for number in 1..=20 {
+            scene.sql(&insert(&format!("missed-{number:02}"), "a", "null")).await;
+        }
+        scene.sql(&format!("ALTER PUBLICATION {publication} ADD TABLE outbox_events")).await;
+        scene.sql(&insert("last", "b", "null")).await;
+        scene.wait_completed(22).await;
+        assert!(relay.log().contains("pending rows were not in the log"), "{}", relay.log());
+        let ids: Vec<String> = scene.ids().await.into_iter().filter(|id| id != "last").collect();
+        assert_eq!(ids, scene.texts("SELECT event_id FROM outbox_events WHERE event_id <> 'last' ORDER BY id").await);
+        assert_eq!((scene.count().await, publishes(&relay, "duplicate").await), (22, 0));
+        assert_eq!(scene.number("SELECT max(version) FROM outbox_events").await, 2);
+        relay.wait_ready().await;
+    }
+}

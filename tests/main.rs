@@ -14,6 +14,7 @@ mod crashes;
 mod dead_letters;
 mod decode;
 mod delivery;
+mod demo;
 mod hostile;
 mod layering;
 mod logs;

@@ -15,6 +15,7 @@ mod dead_letters;
 mod decode;
 mod delivery;
 mod demo;
+mod docs;
 mod hostile;
 mod layering;
 mod logs;

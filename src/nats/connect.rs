@@ -113,14 +113,6 @@ impl Connection {
         self.shared.notices.subscribe()
     }
 
-    /// Closes the current connection and makes a new one.
-    pub async fn reconnect(&self) {
-        if let Ok(wire) = self.wire() {
-            // An error says that it is closed already.
-            let _ = wire.client.force_reconnect().await;
-        }
-    }
-
     pub(super) fn wire(&self) -> Result<Wire, Failure> {
         self.shared.wire.borrow().clone().ok_or(Failure::Disconnected)
     }

@@ -9,7 +9,7 @@ use crate::config::{OnSuccess, Settings, Source, TableName};
 use crate::postgres::checks::{self, ServerFacts, ServerFault};
 use crate::postgres::connect::{self, Session, Socket, SqlConnection};
 use crate::postgres::migrate::{self, SchemaState};
-use crate::postgres::outbox::Tables;
+use crate::postgres::outbox::{RelayState, Tables};
 use crate::postgres::slot::{self, PublicationFault, SlotInfo};
 use crate::postgres::wal::WalConnection;
 
@@ -22,6 +22,13 @@ pub struct Ground {
     pub control: SqlConnection,
     pub server: ServerFacts,
     pub tables: Tables,
+}
+
+impl Ground {
+    /// The relay's row of state for `slot`.
+    pub fn state<'a>(&'a self, slot: &'a str) -> RelayState<'a> {
+        RelayState { client: &self.control.client, tables: &self.tables, slot }
+    }
 }
 
 /// Connects and checks.

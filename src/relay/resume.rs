@@ -10,7 +10,7 @@ use super::{Relay, Setback};
 use crate::flow::delivery::{Delivery, Limits, Start};
 use crate::flow::lsn::Lsn;
 use crate::nats::stream::{Stream, StreamFacts};
-use crate::postgres::outbox::{Due, RelayState, StateRow};
+use crate::postgres::outbox::{Due, StateRow};
 use crate::postgres::slot;
 
 /// Where the stream and the log stand before anything is sent: what an earlier session left in the stream without
@@ -62,9 +62,7 @@ async fn follow(relay: &Relay, ground: &Ground, row: &StateRow, facts: &StreamFa
     }
     // Before the first session there was none that left anything open. Another stream is read from its start.
     let stream_seq = if same || first_time { facts.last_sequence } else { 0 };
-    let state =
-        RelayState { client: &ground.control.client, tables: &ground.tables, slot: &relay.settings.source.slot };
-    state.follow_stream(&facts.name, created, stream_seq).await?;
+    ground.state(&relay.settings.source.slot).follow_stream(&facts.name, created, stream_seq).await?;
     Ok(stream_seq)
 }
 

@@ -13,7 +13,6 @@ use super::{Relay, Setback, beating, resume};
 use crate::config::Ordering;
 use crate::flow::delivery::Limits;
 use crate::flow::lsn::Lsn;
-use crate::postgres::outbox::RelayState;
 use crate::telemetry::health::{Condition, State};
 
 /// Runs one session. `Ok`: the relay was asked to stop.
@@ -88,8 +87,7 @@ async fn clear_needs_drain(
     if let Some(seam) = seam
         && safe.wait_for(|&safe| safe >= seam).await.is_ok()
     {
-        let state = RelayState { client: &ground.control.client, tables: &ground.tables, slot };
-        state.set_needs_drain(false).await?;
+        ground.state(slot).set_needs_drain(false).await?;
     }
     Ok(())
 }

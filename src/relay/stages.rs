@@ -21,7 +21,6 @@ use crate::flow::event::Change;
 use crate::flow::lsn::Lsn;
 use crate::postgres::changes::Assembler;
 use crate::postgres::connect::Socket;
-use crate::postgres::outbox::RelayState;
 use crate::postgres::slot;
 use crate::postgres::wal::{self, WalError, WalStream};
 use crate::reconcile::compensations::{Asker, Compensations};
@@ -198,8 +197,7 @@ impl Stages {
 /// and finds the rows in the table.
 async fn give_slot_up(relay: &Relay, ground: &Ground) -> Result<(), Setback> {
     let source = &relay.settings.source;
-    let state = RelayState { client: &ground.control.client, tables: &ground.tables, slot: &source.slot };
-    state.set_needs_drain(true).await?;
+    ground.state(&source.slot).set_needs_drain(true).await?;
     if source.create {
         slot::drop_slot(&ground.control.client, &source.slot).await?;
     }

@@ -7,11 +7,10 @@ use tracing::{info, warn};
 use super::drain::Drain;
 use super::prepare::{self, Ground};
 use super::{Relay, Setback};
-use crate::config::Source;
 use crate::flow::lsn::Lsn;
 use crate::postgres::connect::{self, Socket};
 use crate::postgres::names::literal;
-use crate::postgres::outbox::{RelayState, StateRow};
+use crate::postgres::outbox::StateRow;
 use crate::postgres::slot::{self, SlotInfo};
 use crate::postgres::wal::{WalConnection, WalStream};
 use crate::telemetry::health::{Condition, State};
@@ -80,7 +79,7 @@ async fn take(relay: &Relay, ground: &Ground, found: Option<SlotInfo>) -> Result
     let pid = connection.backend_pid;
     let mut wal = WalConnection::new(connection, prepare::message_cap(&relay.settings));
     let timeout = prepare::settle_replication(&mut wal, ground).await?;
-    let row = state(ground, source).read().await?;
+    let row = ground.state(&source.slot).read().await?;
     let kept = found.filter(|info| !info.is_lost());
     let made = match kept {
         Some(_) => None,
@@ -93,7 +92,7 @@ async fn take(relay: &Relay, ground: &Ground, found: Option<SlotInfo>) -> Result
     let stream = wal.start(&source.slot, &source.publication, from).await?;
     let since = Instant::now();
     // From here on pollers see that the slot is taken.
-    state(ground, source).wait_for_pollers().await?;
+    ground.state(&source.slot).wait_for_pollers().await?;
     let drain = match (made, &kept) {
         (None, Some(info)) if row.needs_drain || info.confirmed > row.confirmed => {
             Some(drain_beside(relay, ground, info).await?)
@@ -138,7 +137,7 @@ async fn make_slot(relay: &Relay, ground: &Ground, wal: &mut WalConnection<Socke
         )));
     }
     // Durable before the slot exists: a relay that dies during the drain leaves word for the next one.
-    state(ground, source).set_needs_drain(true).await?;
+    ground.state(&source.slot).set_needs_drain(true).await?;
     // Only a lost slot goes: another relay may have made the slot anew since, and not have begun to stream yet.
     let found = slot::slot_info(&ground.control.client, &source.slot).await?;
     if found.is_some_and(|info| info.is_lost() && info.active_pid.is_none()) {
@@ -151,8 +150,4 @@ async fn make_slot(relay: &Relay, ground: &Ground, wal: &mut WalConnection<Socke
     };
     info!(slot = %source.slot, %point, "the slot was made; waiting rows from before it are read from the table");
     Drain::open(relay, ground, Some(&snapshot), point).await
-}
-
-fn state<'a>(ground: &'a Ground, source: &'a Source) -> RelayState<'a> {
-    RelayState { client: &ground.control.client, tables: &ground.tables, slot: &source.slot }
 }

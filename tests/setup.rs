@@ -26,12 +26,13 @@ async fn the_write_back_does_not_feed_itself() {
         let relay = scene.relay().await;
         scene.sql(INSERT).await;
         scene.wait_completed(1).await;
-        // Every transaction of the relay's write-back changes one of these two rows. How far it is may be noted once more.
+        // Every transaction of the relay's write-back changes one of these two rows. How far it is may be noted a few times
+        // more; writing that feeds itself never ends, and makes hundreds.
         let written = "SELECT concat_ws(' ', e.xmin, e.version, s.xmin) FROM outbox_events e, outbox_relay_state s";
         let mut seen = HashSet::new();
         always(Duration::from_secs(4), "nothing more happens", async || {
             seen.extend(scene.texts(written).await);
-            seen.len() <= 2
+            seen.len() <= 5
         })
         .await;
         assert_eq!(scene.number("SELECT version FROM outbox_events").await, 2);

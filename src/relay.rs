@@ -65,7 +65,10 @@ fn compensation_route(settings: &Settings) -> Result<Option<CompensationRoute>, 
 }
 
 /// Where the tables are.
-fn postgres_target(settings: &Settings) -> Result<Target, ConnectInfoError> {
+///
+/// # Errors
+/// When the address cannot be read, or what it names does not exist.
+pub fn postgres_target(settings: &Settings) -> Result<Target, ConnectInfoError> {
     target(settings, &settings.postgres.url)
 }
 

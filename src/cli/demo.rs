@@ -15,9 +15,9 @@ use tokio_util::sync::CancellationToken;
 
 use self::ledger::{Ledger, Summary};
 use self::screen::Screen;
-use super::block_on;
+use super::{block_on, log_warnings};
 use crate::config::value::Shown;
-use crate::config::{Loaded, Manage, OnSuccess, Origin, Settings, Storage, TableName, entries};
+use crate::config::{Loaded, Manage, OnSuccess, Settings, Storage, TableName, entries};
 use crate::fault::Failure;
 use crate::nats;
 use crate::nats::connect::{ConnectFault, Connection};
@@ -27,7 +27,6 @@ use crate::postgres::connect::{ConnectError, ConnectInfoError, Target};
 use crate::postgres::demo::{self, Overseer};
 use crate::postgres::store::EnqueueError;
 use crate::relay::{self, RunError};
-use crate::telemetry;
 
 /// From the start of the relay until it streams.
 const START: Duration = Duration::from_mins(1);
@@ -50,7 +49,7 @@ pub enum DemoError {
     Sql(#[from] tokio_postgres::Error),
     #[error(transparent)]
     Enqueue(#[from] EnqueueError),
-    #[error("NATS: {}", hinted(.0))]
+    #[error("NATS: {}", super::hinted(.0))]
     Nats(#[from] Failure),
     #[error(transparent)]
     Run(#[from] RunError),
@@ -62,10 +61,6 @@ pub enum DemoError {
     Unexpected(String),
     #[error("cannot remove what the demo made: {reason}\nRemove it by hand: {by_hand}")]
     Remains { reason: String, by_hand: String },
-}
-
-fn hinted(failure: &Failure) -> String {
-    format!("{failure}; {}", failure.hint())
 }
 
 impl From<ConnectError> for DemoError {
@@ -80,15 +75,10 @@ impl From<ConnectFault> for DemoError {
     }
 }
 
-pub fn run(loaded: Loaded) -> Result<(), super::Failure> {
-    let quiet = loaded.origin("log.level") == Origin::Default;
+pub fn run(mut loaded: Loaded) -> Result<(), super::Failure> {
+    log_warnings(&mut loaded);
     let nats_url = nats_url(&loaded);
-    let mut settings = loaded.settings;
-    if quiet {
-        "warn".clone_into(&mut settings.log.level);
-    }
-    telemetry::init(&settings.log);
-    block_on(demo(settings, &nats_url))
+    block_on(demo(loaded.settings, &nats_url))
 }
 
 /// The addresses as `config show` prints them, without a password.

@@ -2,12 +2,14 @@
 
 mod completions;
 mod config;
+mod consent;
 mod demo;
 mod flags;
 mod man;
 mod migrate;
 pub mod output;
 mod run;
+mod servers;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -15,8 +17,12 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-use crate::config::{Loaded, Mistakes};
+use crate::config::{Loaded, Mistakes, Origin};
+use crate::fault;
+use crate::nats::connect::ConnectFault;
+use crate::postgres::connect::{ConnectError, ConnectInfoError};
 use crate::relay::{self, RunError};
+use crate::telemetry;
 
 const SETTINGS_HELP: &str = "\
 Every setting can be a line of the settings file, a variable or a flag: `url` in the section [nats] is also \
@@ -62,6 +68,29 @@ enum Failure {
     Demo(demo::DemoError),
     #[error("cannot write: {0}")]
     Write(#[from] io::Error),
+    #[error(transparent)]
+    Address(#[from] ConnectInfoError),
+    #[error(transparent)]
+    Postgres(#[from] ConnectError),
+    #[error("PostgreSQL: {}", crate::postgres::describe(.0))]
+    Sql(#[from] tokio_postgres::Error),
+    #[error(transparent)]
+    Nats(#[from] ConnectFault),
+    #[error("NATS: {}", hinted(.0))]
+    JetStream(#[from] fault::Failure),
+    /// What was named is not there, or not in a state for it.
+    #[error("{0}")]
+    Unfit(String),
+    /// It destroys, and nobody agreed to it.
+    #[error("{0}")]
+    Refused(String),
+    /// A check found something, and has printed it.
+    #[error("something was found")]
+    Found,
+}
+
+fn hinted(failure: &fault::Failure) -> String {
+    format!("{failure}; {}", failure.hint())
 }
 
 impl From<demo::DemoError> for Failure {
@@ -77,9 +106,17 @@ impl From<demo::DemoError> for Failure {
 impl Failure {
     fn exit_code(&self) -> u8 {
         match self {
-            Self::Settings(_) => 78,
+            Self::Settings(_) | Self::Address(_) => 78,
             Self::Run(error) => error.exit_code(),
-            Self::Demo(_) | Self::Write(_) => 1,
+            Self::Found => 3,
+            Self::Refused(_) => 4,
+            Self::Demo(_)
+            | Self::Write(_)
+            | Self::Postgres(_)
+            | Self::Sql(_)
+            | Self::Nats(_)
+            | Self::JetStream(_)
+            | Self::Unfit(_) => 1,
         }
     }
 }
@@ -97,6 +134,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         // `outbox-relay … | head`: the reader has what it wanted.
         Err(Failure::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(Failure::Found) => ExitCode::from(Failure::Found.exit_code()),
         Err(failure) => {
             let _ = writeln!(io::stderr(), "outbox-relay: {failure}");
             ExitCode::from(failure.exit_code())
@@ -118,6 +156,14 @@ fn dispatch(cli: Cli) -> Result<(), Failure> {
 
 fn load(sources: flags::SourceFlags) -> Result<Loaded, Mistakes> {
     crate::config::load(&sources.with_environment(std::env::vars_os().collect()), relay::CHECKS)
+}
+
+/// Starts the log for a command that has its own things to say: only warnings, unless the operator chose a level.
+fn log_warnings(loaded: &mut Loaded) {
+    if loaded.origin("log.level") == Origin::Default {
+        "warn".clone_into(&mut loaded.settings.log.level);
+    }
+    telemetry::init(&loaded.settings.log);
 }
 
 /// Runs a task on a runtime of one thread: the stages share data without locks, and two threads were measured slower.

@@ -3,6 +3,11 @@
 //! A state machine without sockets or clock: the driver says what happened and asks what to do next.
 
 mod intake;
+mod refused;
+#[cfg(test)]
+mod tests;
+
+pub use refused::{Refusal, Refused};
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -10,10 +15,11 @@ use std::time::{Duration, Instant};
 use bytestring::ByteString;
 
 use super::confirm::Ledger;
-use super::event::{Event, Rejection, Report};
+use super::event::{Event, Report};
 use super::floors::Floors;
 use super::lsn::Lsn;
 use super::order::{AggregateKey, Gate, Pass};
+use super::refusals::Refusals;
 
 /// What bounds the events under way.
 #[derive(Clone, Copy, Debug)]
@@ -49,6 +55,7 @@ pub struct Delivery {
     start: Start,
     ledger: Ledger,
     gate: Gate,
+    refusals: Refusals,
     entries: HashMap<u64, Entry>,
     /// May be sent now; the smallest first, so that what is sent again keeps its order.
     ready: BTreeSet<u64>,
@@ -109,6 +116,7 @@ impl Delivery {
             start,
             ledger: Ledger::new(start.confirmed),
             gate: Gate::default(),
+            refusals: Refusals::default(),
             entries: HashMap::new(),
             ready: BTreeSet::new(),
             sent: VecDeque::new(),
@@ -175,57 +183,9 @@ impl Delivery {
     pub fn accepted(&mut self, token: u64, sequence: u64) -> Option<Accepted> {
         self.newest = self.newest.max(sequence);
         let sent_at = self.waits_since(token);
-        let Parcel { event, committed_at, .. } = *self.decide(token)?;
+        let Parcel { event, subject, committed_at } = *self.decide(token)?;
+        self.refusals.accepted(&subject, sent_at);
         Some(Accepted { report: Report::completed(token, &event), committed_at, sent_at })
-    }
-
-    /// The event failed for its own sake: its report, and those of events that are held behind it. Empty when its
-    /// outcome is known already.
-    pub fn refused(
-        &mut self,
-        token: u64,
-        code: &'static str,
-        message: String,
-        retry_in: impl FnOnce(&Event) -> Option<Duration>,
-    ) -> Vec<Report> {
-        let Some(Entry { stage: Stage::Open { parcel, .. }, .. }) = self.entries.get(&token) else { return Vec::new() };
-        let retry_in = retry_in(&parcel.event);
-        let mut reports = Vec::new();
-        let blocked = (self.limits.ordered && retry_in.is_some()).then(|| AggregateKey::of(&parcel.event));
-        if let Some(aggregate) = &blocked {
-            let waiting = self.gate.block(aggregate.clone());
-            self.gate.await_failure(aggregate);
-            reports.extend(waiting.into_iter().filter_map(|waiting| self.hold(waiting)));
-        }
-        if let Some(parcel) = self.decide(token) {
-            if let Some(entry) = self.entries.get_mut(&token) {
-                entry.stage = Stage::Decided { blocks: blocked };
-            }
-            reports.insert(0, Report::rejected(token, Rejection { event: parcel.event, code, message, retry_in }));
-        }
-        reports
-    }
-
-    /// An event that waited behind one that failed is held. A row that the table shows as held stays as it is.
-    fn hold(&mut self, token: u64) -> Option<Report> {
-        let entry = self.entries.get_mut(&token)?;
-        let Stage::Open { parcel, .. } = std::mem::replace(&mut entry.stage, Stage::Decided { blocks: None }) else {
-            return None;
-        };
-        self.bytes -= std::mem::take(&mut entry.bytes);
-        let aggregate = AggregateKey::of(&parcel.event);
-        if entry.pass == Pass::Again {
-            self.gate.still_held(&aggregate);
-            self.forgotten.push(token);
-            return None;
-        }
-        entry.stage = Stage::Decided { blocks: Some(aggregate) };
-        Some(Report::held(token, parcel.event))
-    }
-
-    /// Tokens of rows that stay as the table shows them.
-    pub fn take_forgotten(&mut self) -> Vec<u64> {
-        std::mem::take(&mut self.forgotten)
     }
 
     /// Ends the event's way to NATS and lets the next one of its aggregate go.

@@ -68,6 +68,9 @@ pub enum Decoded {
     Live(Event),
     /// Not `pending`, or dated by `next_retry_at`: stays in the table.
     Left,
+    /// Read again, and by now the table shows that it failed or is held: it stays there, and later events of its
+    /// aggregate wait for it.
+    Waits(Event),
     /// Cannot be an event (the reason says why): becomes a dead letter. Fields that could not be read are empty.
     Unfit(Event, String),
     /// As `Unfit`, and its id (0 here) could not be read either, so that no statement can address its row by it.
@@ -79,7 +82,7 @@ impl Decoded {
     pub fn event_id(&self) -> Option<&ByteString> {
         match self {
             Self::Live(event) | Self::Unfit(event, _) | Self::Nameless(event, _) => Some(&event.event_id),
-            Self::Left => None,
+            Self::Left | Self::Waits(_) => None,
         }
     }
 }
@@ -142,10 +145,17 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// What the dead letter says when the event's row is gone: the event, the kind of failure, and the reason.
+    /// Whether the event failed, and nothing is counted against it.
+    pub fn is_spared(&self) -> bool {
+        matches!(self, Self::Failed(rejection) if !rejection.counts)
+    }
+
+    /// What the dead letter says when the event's row is gone: the event, the kind of failure, and the reason. An event
+    /// that is spared does not become one.
     pub fn without_row(&self) -> Option<(&Event, &'static str, &str)> {
         match self {
             Self::Completed => None,
+            Self::Failed(rejection) if !rejection.counts => None,
             Self::Failed(rejection) => Some((&rejection.event, rejection.code, &rejection.message)),
             Self::Held(event) => Some((
                 event,
@@ -165,4 +175,6 @@ pub struct Rejection {
     pub message: String,
     /// When the row may be tried again; `None`: never, it becomes a dead letter at once.
     pub retry_in: Option<Duration>,
+    /// Whether the attempt is counted on the row.
+    pub counts: bool,
 }

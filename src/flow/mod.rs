@@ -7,6 +7,7 @@ pub mod event;
 pub mod floors;
 pub mod lsn;
 pub mod order;
+pub mod refusals;
 pub mod retry;
 pub mod route;
 pub mod subject;

@@ -71,11 +71,21 @@ struct Line {
     block: Option<Block>,
 }
 
+impl Line {
+    /// The line's block. A new one counts for the row that blocks.
+    fn blocked(&mut self, held: &mut u64) -> &mut Block {
+        self.block.get_or_insert_with(|| {
+            *held += 1;
+            Block { rows: 1, ..Block::default() }
+        })
+    }
+}
+
 #[derive(Clone, Copy, Debug, Default)]
 struct Block {
     /// Events that were held since the aggregate was blocked.
     holds: u64,
-    /// Rows among them, each counted once however often it was released and held again.
+    /// Rows that wait: the one that blocks, and each that was held, once however often it was released and held again.
     rows: u64,
     /// Those among them that the table does not show as held yet, and failures that it does not show yet.
     uncommitted: u64,
@@ -119,7 +129,7 @@ impl Gate {
         let line = self.lines.entry(aggregate).or_default();
         line.busy = false;
         let waiting = std::mem::take(&mut line.waiting);
-        let block = line.block.get_or_insert_default();
+        let block = line.blocked(&mut self.held);
         block.holds += waiting.len() as u64;
         block.rows += waiting.len() as u64;
         block.uncommitted += waiting.len() as u64;
@@ -136,13 +146,12 @@ impl Gate {
     }
 
     /// The table shows `rows` of the aggregate as held, or waiting for a retry: it is blocked from the start.
-    pub fn block_as_found(&mut self, aggregate: &AggregateKey, rows: u64) {
-        self.block(aggregate.clone());
-        if let Some(block) = self.lines.get_mut(aggregate).and_then(|line| line.block.as_mut()) {
-            block.holds += rows;
-            block.rows += rows;
-            self.held += rows;
-        }
+    pub fn block_as_found(&mut self, aggregate: AggregateKey, rows: u64) {
+        let block = self.lines.entry(aggregate).or_default().blocked(&mut self.held);
+        let more = rows.saturating_sub(block.rows);
+        block.holds += rows;
+        block.rows += more;
+        self.held += more;
     }
 
     /// A hold, or the failure that blocks, is committed in the table, or its row is gone.
@@ -184,7 +193,7 @@ impl Gate {
         }
     }
 
-    /// How many rows were held behind blocks that still stand.
+    /// How many rows wait: those that block, and those that were held behind them.
     pub fn held(&self) -> usize {
         usize::try_from(self.held).unwrap_or(usize::MAX)
     }
@@ -248,7 +257,7 @@ mod tests {
     #[test]
     fn a_released_row_that_is_held_again_counts_once() {
         let mut gate = Gate::default();
-        gate.block_as_found(&key("a"), 3);
+        gate.block_as_found(key("a"), 3);
         for _ in 0..5 {
             assert_eq!(gate.arrive(key("a"), 1, Pass::Again), Turn::Go);
             assert_eq!(gate.arrive(key("a"), 2, Pass::Again), Turn::Wait);

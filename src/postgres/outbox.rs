@@ -50,21 +50,23 @@ impl Tables {
 /// Of rows that were read from the log again: which have an outcome, or belong to someone, so that they must not be
 /// sent. Rows that are pending and free, or gone, are not among them.
 ///
-/// Returns the ids.
+/// Returns the ids, and of each whether the row waits there, for a retry or behind one that does: events after it in its
+/// aggregate wait for it.
 pub async fn taken_care_of(
     client: &Client,
     tables: &Tables,
     ids: &[i64],
     event_ids: &[&str],
-) -> Result<Vec<i64>, tokio_postgres::Error> {
+) -> Result<Vec<(i64, bool)>, tokio_postgres::Error> {
     let statement = format!(
-        "SELECT o.id FROM unnest($1, $2) AS u(id, event_id)
+        "SELECT o.id, {} FROM unnest($1, $2) AS u(id, event_id)
          JOIN {} o ON o.id = u.id AND o.event_id = u.event_id
          WHERE o.status <> 'pending' OR o.next_retry_at IS NOT NULL",
+        due::waits("o"),
         tables.events
     );
     let rows = client.query_typed(&statement, &[(&ids, Type::INT8_ARRAY), (&event_ids, Type::TEXT_ARRAY)]).await?;
-    rows.iter().map(|row| row.try_get(0)).collect()
+    rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
 }
 
 /// PostgreSQL's `text` holds no zero byte.

@@ -52,6 +52,8 @@ pub struct Wiring {
     pub reports: mpsc::Sender<Report>,
     /// Tokens of events whose outcome is committed in the table.
     pub settled: mpsc::Receiver<Vec<u64>>,
+    /// Events that cannot wait in the table, because their rows are gone.
+    pub returned: mpsc::Receiver<Report>,
     /// What the reconciler asks for.
     pub asks: mpsc::Receiver<Ask>,
     /// The position that may be confirmed.
@@ -116,13 +118,11 @@ pub struct Deliver<'a> {
     known: Known,
     /// Asks the stream what became of events that were sent long ago.
     proof: Option<BoxFuture<'static, Result<Known, Failure>>>,
-    /// Refusals in a row.
-    refusals: u32,
     /// Nothing is sent before this time.
     hold: Option<Instant>,
     pause: Pause,
-    /// Whether anything was held since the last acknowledgement.
-    holds: bool,
+    /// Something was held since the last acknowledgement; it counts as passed once nothing is under way after this time.
+    holds: Option<Instant>,
     /// Too many rows are held behind failed ones.
     full: bool,
     next_tick: Instant,
@@ -151,10 +151,9 @@ impl<'a> Deliver<'a> {
             next_source: false,
             known,
             proof: None,
-            refusals: 0,
             hold: None,
             pause,
-            holds: false,
+            holds: None,
             full: false,
             next_tick: Instant::now(),
             ages: Ages::default(),
@@ -198,6 +197,7 @@ impl<'a> Deliver<'a> {
                     Some(tokens) => self.settle(tokens),
                     None => break,
                 },
+                Some(report) = self.wiring.returned.recv() => self.returned(report),
                 count = self.nats.replies.recv_many(&mut replies, REPLIES_AT_A_TIME) => {
                     if count == 0 {
                         break;
@@ -289,7 +289,7 @@ impl<'a> Deliver<'a> {
         }
         let pause = self.pause.next();
         self.hold = Some(now + pause);
-        self.holds = true;
+        self.holds = self.holds.max(Some(now));
         let code = failure.code();
         debug!(code, ?pause, "delivery holds");
         if self.shared.health.raise(Condition::Holding, format!("delivery holds: {code}: {}", failure.hint())) {
@@ -299,7 +299,7 @@ impl<'a> Deliver<'a> {
 
     /// Whatever made the pipeline hold has passed.
     fn goes_on(&mut self) {
-        if std::mem::take(&mut self.holds) {
+        if self.holds.take().is_some() {
             self.pause.reset();
             if !self.full {
                 self.shared.health.clear(Condition::Holding);
@@ -315,7 +315,7 @@ impl<'a> Deliver<'a> {
             if self.shared.health.raise(Condition::Holding, reason) {
                 warn!(rows = self.delivery.gate().held(), "{reason}; see error_message of the rows with status failed");
             }
-        } else if self.full && !self.holds {
+        } else if self.full && self.holds.is_none() {
             self.shared.health.clear(Condition::Holding);
         }
         self.full = full;
@@ -340,7 +340,7 @@ impl<'a> Deliver<'a> {
             self.failed(token, &Failure::AckTimeout);
         }
         self.look_at_held();
-        if self.delivery.is_empty() {
+        if self.holds.is_some_and(|until| until <= now) && self.delivery.is_empty() {
             // Every event that met it has its outcome by now, though none was accepted.
             self.goes_on();
         }

@@ -74,7 +74,7 @@ impl Drain {
 fn weight(row: &Decoded) -> usize {
     match row {
         Decoded::Live(event) | Decoded::Unfit(event, _) | Decoded::Nameless(event, _) => event.payload.len(),
-        Decoded::Left => 0,
+        Decoded::Left | Decoded::Waits(_) => 0,
     }
 }
 

@@ -76,7 +76,7 @@ fn to_microsecond(time: jiff::Timestamp) -> SystemTime {
 async fn block_as_found(ground: &Ground, delivery: &mut Delivery) -> Result<(), Setback> {
     let due = Due { client: &ground.control.client, tables: &ground.tables, cap: 0 };
     for (aggregate, rows) in due.blocked().await? {
-        delivery.gate().block_as_found(&aggregate, rows);
+        delivery.gate().block_as_found(aggregate, rows);
     }
     Ok(())
 }

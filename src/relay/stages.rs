@@ -117,6 +117,7 @@ impl Stages {
         let (reports, to_write) = mpsc::channel(limits.events + PASS_ROWS);
         let (asks_tx, asks) = mpsc::channel(1);
         let (settled_tx, settled) = mpsc::channel(SETTLED_BATCHES);
+        let (returned_tx, returned) = mpsc::channel(limits.events + PASS_ROWS);
         // From when the slot was taken, not from when all is ready.
         let (alive, fence) = watch::channel(held.since);
         let (wish, wished) = watch::channel(Lsn::ZERO);
@@ -129,6 +130,7 @@ impl Stages {
             on_success: relay.settings.writeback.on_success,
             reports: to_write,
             settled: settled_tx,
+            returned: returned_tx,
             stream_seq: Arc::clone(&stream_seq),
             safe: safe.subscribe(),
             noted,
@@ -164,7 +166,7 @@ impl Stages {
             wal_stop,
         };
         let fence_limit = held.timeout * 2 / 3;
-        let wiring = deliver::Wiring { sources, reports, settled, asks, safe, stream_seq, fence, fence_limit, stop };
+        let wiring = deliver::Wiring { sources, reports, settled, returned, asks, safe, stream_seq, fence, fence_limit, stop };
         (stages, wiring, watcher)
     }
 

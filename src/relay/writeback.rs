@@ -45,6 +45,8 @@ pub struct WritebackStage {
     pub on_success: OnSuccess,
     pub reports: mpsc::Receiver<Report>,
     pub settled: mpsc::Sender<Vec<u64>>,
+    /// Reports of spared events whose rows are gone, so that they cannot wait in the table.
+    pub returned: mpsc::Sender<Report>,
     /// No event with unrecorded outcome is stored at or below this sequence.
     pub stream_seq: Arc<AtomicU64>,
     /// The position that may be confirmed, and the one that is noted in the table: PostgreSQL is told no later one.
@@ -257,6 +259,11 @@ impl WritebackStage {
                     if let (&status::DEAD_LETTER, Outcome::Failed(rejection)) = (status, &report.outcome) {
                         self.dead_letter(&rejection.event, rejection.code, &rejection.message);
                     }
+                }
+                Recorded::WithoutRow if report.outcome.is_spared() => {
+                    // Without a receiver the session has ended, and the next one reads the event again.
+                    let _ = self.returned.send(report.clone()).await;
+                    continue;
                 }
                 Recorded::WithoutRow => {
                     self.metrics.events_without_row.inc();

@@ -15,6 +15,14 @@ impl Delivery {
         self.place(parcel, pass, false)
     }
 
+    /// An event of the log that the table shows as failed or held: later ones of its aggregate are held as well. Those
+    /// before it that are still under way go on.
+    pub fn admit_waiting(&mut self, event: &Event) {
+        if self.limits.ordered {
+            self.gate.block_as_found(AggregateKey::of(event), 1);
+        }
+    }
+
     fn place(&mut self, parcel: Parcel, pass: Pass, ledgered: bool) -> Option<Report> {
         let aggregate = self.limits.ordered.then(|| AggregateKey::of(&parcel.event));
         let turn = aggregate.clone().map_or(Turn::Go, |aggregate| self.gate.arrive(aggregate, self.next, pass));
@@ -77,7 +85,7 @@ impl Delivery {
 }
 
 /// What an event under way costs in memory, about: its text, and the structures around it.
-fn size_of(parcel: &Parcel) -> u64 {
+pub(super) fn size_of(parcel: &Parcel) -> u64 {
     const OVERHEAD: usize = 512;
     let event = &parcel.event;
     let text = event.payload.len() + event.headers.len() + event.aggregate_id.len() + parcel.subject.len();

@@ -110,10 +110,10 @@ impl Due<'_> {
     pub async fn blocked(&self) -> Result<Vec<HeldRows>, Error> {
         let statement = format!(
             "SELECT tenant_id::text, aggregate_type::text, aggregate_id::text, count(*)
-             FROM {} WHERE next_retry_at IS NOT NULL
-               AND (status IN ('failed', 'processing') OR (status = 'pending' AND next_retry_at = 'infinity'))
+             FROM {} o WHERE next_retry_at IS NOT NULL AND {}
              GROUP BY tenant_id, aggregate_type, aggregate_id",
-            self.tables.events
+            self.tables.events,
+            waits("o")
         );
         let rows = self.client.query_typed(&statement, &[]).await?;
         rows.iter().map(held_rows).collect()
@@ -148,6 +148,15 @@ impl Due<'_> {
         };
         found.iter().map(due).collect()
     }
+}
+
+/// Whether the row `row` waits in the table, so that its aggregate is blocked: it failed, is held, or is a poller's under
+/// a lease.
+pub(super) fn waits(row: &str) -> String {
+    format!(
+        "({row}.next_retry_at IS NOT NULL AND ({row}.status IN ('failed', 'processing')
+           OR ({row}.status = 'pending' AND {row}.next_retry_at = 'infinity')))"
+    )
 }
 
 fn held_rows(row: &Row) -> Result<HeldRows, Error> {

@@ -182,6 +182,7 @@ impl<'a> Writeback<'a> {
                     &sequence,
                     &position,
                     &rejection.event.retry_count,
+                    &rejection.counts,
                 ],
             )
             .await?;
@@ -205,6 +206,7 @@ impl<'a> Writeback<'a> {
             let waits: bool = row.try_get(4)?;
             let has_outcome = match &report.outcome {
                 Outcome::Completed => false,
+                Outcome::Failed(rejection) if !rejection.counts => status == Some("failed"),
                 Outcome::Failed(rejection) => failures.is_some_and(|failures| failures > rejection.event.retry_count),
                 Outcome::Held(_) => status != Some("pending") || waits,
             };

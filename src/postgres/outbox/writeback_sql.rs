@@ -55,14 +55,14 @@ pub(super) fn complete_sql(tables: &Tables, on_success: OnSuccess, skip_locked: 
     )
 }
 
-/// One transaction counts the failure and, when it was the last, writes the dead letter and the compensation that it asks
+/// One transaction counts the failure (unless the event is spared) and, when it was the last, writes the dead letter and the compensation that it asks
 /// for. Returns the status, and whether that compensation is there (null: none is asked for). A row that counts more
 /// failures than the event knew of was written by an earlier try of the same. What an adopted table allows to be longer
 /// than a dead letter's columns is cut: it must not keep the dead letter from being written.
 pub(super) fn fail_sql(tables: &Tables) -> String {
     let Tables { events, dead_letter, compensate, .. } = tables;
     let state = place_sql(tables, 6);
-    let last = "($5::float8 IS NULL OR o.retry_count + 1 >= o.max_retries)";
+    let last = "($5::float8 IS NULL OR ($10::bool AND o.retry_count + 1 >= o.max_retries))";
     format!(
         "WITH place AS ({state}),
          free AS MATERIALIZED (
@@ -73,7 +73,7 @@ pub(super) fn fail_sql(tables: &Tables) -> String {
          failed AS (
            UPDATE {events} o SET
              status = CASE WHEN {last} THEN 'dead_letter' ELSE 'failed' END,
-             retry_count = o.retry_count + 1,
+             retry_count = o.retry_count + $10::bool::int4,
              error_code = $3::text, error_message = $4::text,
              first_failed_at = coalesce(o.first_failed_at, now()),
              dead_letter_reason = CASE WHEN {last} THEN $4::text END,

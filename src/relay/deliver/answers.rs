@@ -1,11 +1,14 @@
 //! What NATS answers: acknowledgements, failures, refusals, and the state of the connection.
 
+use std::time::Instant;
+
 use tokio::sync::broadcast;
 use tracing::warn;
 
 use super::Deliver;
 use crate::config::{self, Manage};
 use crate::fault::{Class, Failure};
+use crate::flow::delivery::{Refusal, Refused};
 use crate::flow::event::Event;
 use crate::flow::retry;
 use crate::nats::connect::Link;
@@ -14,10 +17,6 @@ use crate::nats::publish::Reply;
 use crate::relay::gauges::seconds_since;
 use crate::telemetry::health::Condition;
 use crate::telemetry::metrics::peer;
-
-/// So many refusals in a row, with nothing accepted in between, are taken for a fault of the set-up: the pipeline holds
-/// and counts no more of them against the rows.
-const MAX_REFUSALS: u32 = 50;
 
 impl Deliver<'_> {
     pub(super) fn reply(&mut self, reply: Reply) {
@@ -31,7 +30,6 @@ impl Deliver<'_> {
                 if let Some(committed_at) = accepted.committed_at {
                     self.shared.metrics.commit_to_ack.observe(seconds_since(committed_at));
                 }
-                self.refusals = 0;
                 self.goes_on();
                 self.report(accepted.report);
             }
@@ -62,30 +60,27 @@ impl Deliver<'_> {
         }
     }
 
-    /// The event failed for its own sake.
+    /// The event failed for its own sake, or nothing at all is accepted: then nothing is counted against it, it waits in
+    /// the table, and delivery pauses. What comes behind it shows whether others are accepted.
     pub(super) fn refuse(&mut self, token: u64, failure: &Failure) {
-        let hopeless = failure.class() == Class::Hopeless;
-        if !hopeless {
-            self.refusals += 1;
-            if self.refusals > MAX_REFUSALS {
-                // When nothing at all is accepted, it is not the events' fault.
-                if self.delivery.send_again(token) {
-                    self.hold_for(failure);
-                }
-                return;
-            }
-        }
         let config::Retry { initial, max } = self.shared.settings.retry;
-        let retry_in = |event: &Event| {
-            let attempt = u32::try_from(event.retry_count).unwrap_or(0);
-            let last = event.retry_count.saturating_add(1) >= event.max_retries;
-            (!hopeless && !last).then(|| retry::delay(attempt.saturating_add(1), initial, max, retry::spread(event.id)))
+        let retry_in = |event: &Event, spared: bool| {
+            let attempt = u32::try_from(event.retry_count).unwrap_or(0).saturating_add(1);
+            retry::delay(if spared { u32::MAX } else { attempt }, initial, max, retry::spread(event.id))
         };
-        let reports = self.delivery.refused(token, failure.code(), failure.to_string(), retry_in);
+        let (hopeless, at) = (failure.class() == Class::Hopeless, Instant::now());
+        let refusal = Refusal { code: failure.code(), message: failure.to_string(), hopeless, at };
+        let Refused { reports, spared } = self.delivery.refused(token, refusal, retry_in);
         if let Some(report) = reports.first() {
             self.counters.poison.inc();
-            let (id, held) = (report.id, reports.len() - 1);
-            warn!(id, code = failure.code(), hopeless, held, hint = failure.hint(), "an event was refused");
+            if spared {
+                self.hold_for(failure);
+                // Until it would have been refused again.
+                self.holds = self.holds.max(at.checked_add(max.saturating_mul(2)));
+            } else {
+                let (id, held) = (report.id, reports.len() - 1);
+                warn!(id, code = failure.code(), hopeless, held, hint = failure.hint(), "an event was refused");
+            }
         }
         for report in reports {
             self.report(report);

@@ -1,6 +1,6 @@
 //! What comes in: changes from the log, rows from the table, and what the reconciler asks.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use bytestring::ByteString;
 use tracing::warn;
@@ -8,7 +8,7 @@ use tracing::warn;
 use super::Deliver;
 use crate::fault::Failure;
 use crate::flow::delivery::Parcel;
-use crate::flow::event::{Change, Decoded, Event, Origin, Rejection};
+use crate::flow::event::{Change, Decoded, Event, Origin, Outcome, Rejection, Report};
 use crate::flow::lsn::Lsn;
 use crate::flow::order::Pass;
 use crate::postgres::{describe, outbox};
@@ -28,14 +28,12 @@ impl Deliver<'_> {
         let (ids, event_ids): (Vec<i64>, Vec<&str>) = doubtful.iter().map(|(id, event_id)| (*id, &**event_id)).unzip();
         match outbox::taken_care_of(&control.client, tables, &ids, &event_ids).await {
             Ok(taken) => {
-                let taken: HashSet<i64> = taken.into_iter().collect();
-                for change in &mut self.pending {
-                    if let Change::Row(row) = change
-                        && matches!(&**row, Decoded::Live(event) if taken.contains(&event.id))
-                    {
-                        **row = Decoded::Left;
-                    }
-                }
+                let taken: HashMap<i64, bool> = taken.into_iter().collect();
+                let rows = self.pending.iter_mut().filter_map(|change| match change {
+                    Change::Row(row) => Some(&mut **row),
+                    _ => None,
+                });
+                rows.for_each(|row| leave_to_table(row, &taken));
             }
             Err(error) => {
                 warn!(error = %describe(&error), "rows that were read again could not be looked up; the session ends");
@@ -91,6 +89,14 @@ impl Deliver<'_> {
         Some(token)
     }
 
+    /// Takes an event back that was to wait in the table, where its row is gone.
+    pub(super) fn returned(&mut self, report: Report) {
+        let Outcome::Failed(rejection) = report.outcome else { return };
+        if let Some(Ok((event, subject))) = self.address(Decoded::Live(rejection.event)) {
+            self.delivery.take_back(report.token, Parcel { event, subject, committed_at: None });
+        }
+    }
+
     /// Takes in changes while there is room.
     pub(super) fn take_in(&mut self) {
         while self.delivery.has_room() {
@@ -109,6 +115,9 @@ impl Deliver<'_> {
 
     pub(super) fn row(&mut self, decoded: Decoded) {
         self.counters.decoded.inc();
+        if let Decoded::Waits(event) = &decoded {
+            self.delivery.admit_waiting(event);
+        }
         let report = match self.address(decoded) {
             Some(Ok((event, subject))) => match self.known.get(&event.event_id) {
                 Some(&sequence) => Some(self.delivery.admit_stored(&event, sequence)),
@@ -125,14 +134,28 @@ impl Deliver<'_> {
     /// The row's event and its subject, or why there is none. `None`: the row stays in the table.
     pub(super) fn address(&self, decoded: Decoded) -> Option<Result<(Event, ByteString), Rejection>> {
         let (event, failure) = match decoded {
-            Decoded::Left => return None,
+            Decoded::Left | Decoded::Waits(_) => return None,
             Decoded::Unfit(event, reason) | Decoded::Nameless(event, reason) => (event, Failure::Undecodable(reason)),
             Decoded::Live(event) => match self.shared.router.subject(&event) {
                 Ok(subject) => return Some(Ok((event, subject.into()))),
                 Err(reason) => (event, Failure::Unroutable(reason.to_string())),
             },
         };
-        Some(Err(Rejection { event, code: failure.code(), message: failure.to_string(), retry_in: None }))
+        Some(Err(Rejection { event, code: failure.code(), message: failure.to_string(), retry_in: None, counts: true }))
+    }
+}
+
+/// Leaves a row that is `taken` care of where it is; where it waits there, its aggregate waits for it.
+fn leave_to_table(row: &mut Decoded, taken: &HashMap<i64, bool>) {
+    let waits = match row {
+        Decoded::Live(event) => taken.get(&event.id),
+        _ => None,
+    };
+    if let Some(&waits) = waits
+        && let Decoded::Live(event) = std::mem::replace(row, Decoded::Left)
+        && waits
+    {
+        *row = Decoded::Waits(event);
     }
 }
 

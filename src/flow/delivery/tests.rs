@@ -1,0 +1,111 @@
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+
+use super::*;
+use crate::flow::event::{LogOrigin, Origin, Outcome};
+
+const LIMITS: Limits = Limits { events: 1000, bytes: 1 << 20, ordered: true, held: 1000 };
+
+fn event(id: i64, aggregate: &str) -> Event {
+    Event {
+        id,
+        event_id: id.to_string().into(),
+        tenant_id: None,
+        aggregate_type: "order".into(),
+        aggregate_id: aggregate.into(),
+        event_type: "placed".into(),
+        payload: Bytes::from_static(b"{}"),
+        headers: "{}".into(),
+        created_at: None,
+        retry_count: 0,
+        max_retries: 3,
+        origin: Origin::Log(LogOrigin { xid: 1, final_lsn: Lsn(1), index: 0 }),
+    }
+}
+
+fn parcel(id: i64, aggregate: &str, subject: &'static str) -> Parcel {
+    Parcel { event: event(id, aggregate), subject: ByteString::from_static(subject), committed_at: None }
+}
+
+fn refusal() -> Refusal {
+    Refusal { code: "permission_denied", message: String::new(), hopeless: false, at: Instant::now() }
+}
+
+/// The event is refused; what follows from it for the event itself.
+fn refuse(delivery: &mut Delivery, token: u64) -> (bool, Option<Duration>) {
+    let refused = delivery.refused(token, refusal(), |_, _| Duration::from_secs(1));
+    match &refused.reports[0].outcome {
+        Outcome::Failed(rejection) => (rejection.counts, rejection.retry_in),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Sends what is due; the tokens.
+fn send(delivery: &mut Delivery) -> Vec<u64> {
+    let mut tokens = Vec::new();
+    while let Some((token, _)) = delivery.next_ready() {
+        delivery.sent(token, Instant::now());
+        tokens.push(token);
+    }
+    tokens
+}
+
+#[test]
+fn what_comes_behind_an_event_that_the_table_shows_as_failed_is_held() {
+    let mut delivery = Delivery::new(LIMITS, Start::default());
+    assert!(delivery.admit(parcel(1, "a", "s")).is_none());
+    assert!(delivery.admit(parcel(2, "a", "s")).is_none());
+    // Read again from the log: its failure was recorded after the blocked aggregates had been read.
+    delivery.admit_waiting(&event(3, "a"));
+    let held = delivery.admit(parcel(4, "a", "s"));
+    assert!(matches!(held.unwrap().outcome, Outcome::Held(_)));
+    assert!(delivery.admit(parcel(5, "b", "s")).is_none(), "others go on");
+    assert_eq!(send(&mut delivery), [0, 3]);
+    assert!(delivery.accepted(0, 1).is_some());
+    assert_eq!(send(&mut delivery), [1], "and so do those before it");
+}
+
+#[test]
+fn a_failure_that_is_seen_twice_counts_once() {
+    let mut delivery = Delivery::new(Limits { held: 3, ..LIMITS }, Start::default());
+    delivery.gate().block_as_found(AggregateKey::of(&event(1, "a")), 2);
+    delivery.admit_waiting(&event(1, "a"));
+    delivery.admit_waiting(&event(2, "a"));
+    assert!(delivery.has_room());
+    delivery.admit_waiting(&event(3, "b"));
+    assert!(!delivery.has_room(), "rows that fail take room, too");
+}
+
+#[test]
+fn when_nothing_is_accepted_no_more_is_counted_and_no_event_reaches_its_end() {
+    let mut delivery = Delivery::new(LIMITS, Start::default());
+    for id in 0..200 {
+        let mut parcel = parcel(id, &format!("a{id}"), "s");
+        parcel.event.retry_count = 2;
+        assert!(delivery.admit(parcel).is_none());
+    }
+    let outcomes: Vec<_> = send(&mut delivery).into_iter().map(|token| refuse(&mut delivery, token)).collect();
+    assert!(outcomes[..50].iter().all(|outcome| *outcome == (true, None)), "the last attempt, and it counts");
+    assert!(outcomes[50..].iter().all(|outcome| *outcome == (false, Some(Duration::from_secs(1)))));
+}
+
+#[test]
+fn an_event_that_was_spared_and_has_no_row_is_sent_again() {
+    for ordered in [true, false] {
+        let mut delivery = Delivery::new(Limits { ordered, ..LIMITS }, Start::default());
+        delivery.ledger().begin();
+        assert!(delivery.admit(parcel(1, "a", "s")).is_none());
+        delivery.ledger().commit(Lsn(9));
+        let token = send(&mut delivery)[0];
+        refuse(&mut delivery, token);
+        delivery.take_back(token, parcel(1, "a", "s"));
+        assert_eq!(send(&mut delivery), [token]);
+        assert_eq!(delivery.safe(), Lsn::ZERO, "the slot waits for it");
+        assert!(delivery.accepted(token, 1).is_some());
+        delivery.settle(token);
+        assert_eq!(delivery.safe(), Lsn(9));
+        assert_eq!((delivery.is_empty(), delivery.bytes), (true, 0));
+        assert_eq!(delivery.gate().settled_blocks().len(), usize::from(ordered), "the table is asked whether more waits");
+    }
+}

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use async_nats::jetstream::stream::{Config, DiscardPolicy};
+
 use crate::harness::nats::{Nats, NatsVersion, Space};
 use crate::harness::outbox;
 use crate::harness::postgres::PgVersion;
@@ -240,3 +242,49 @@ async fn a_failure_that_cannot_be_written_yet_holds_later_events_too() {
 
 /// When the reconciler was through last.
 const PASS: &str = "outbox_relay_reconcile_last_success_timestamp_seconds";
+
+/// A relay that ends may record a failure when its successor has read already which aggregates are blocked.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failure_recorded_late_by_a_predecessor_holds_later_events_too() {
+    for drained in [false, true] {
+        let scene = Scene::new().await;
+        let full = Config {
+            name: scene.space.stream.clone(),
+            subjects: vec![scene.space.subjects()],
+            discard: DiscardPolicy::New,
+            max_messages: 1,
+            ..Config::default()
+        };
+        let stream = scene.jetstream.create_stream(full.clone()).await.unwrap();
+        let settings = scene.settings.clone().set("delivery.max_in_flight", "10");
+        let mut relay = scene.relay_with(&settings).await;
+        insert(&scene, 5, &[("first", "first", "fine")]).await;
+        scene.wait_completed(1).await;
+        assert!(relay.terminate(DELIVERED).await.success());
+        if drained {
+            scene.sql("UPDATE outbox_relay_state SET needs_drain = true").await;
+        }
+        // So many that the last ones are looked up only when the first have been delivered.
+        scene
+            .sql(
+                "INSERT INTO outbox_events (event_id, aggregate_type, aggregate_id, event_type, payload)
+                 SELECT 'e' || i, 'order', i::text, 'fine', '{}' FROM generate_series(1, 600) i",
+            )
+            .await;
+        insert(&scene, 5, &[("A", "a", "fine"), ("B", "a", "fine"), ("C", "c", "fine")]).await;
+        let relay = settings.start();
+        eventually(DELIVERED, "the stream is full", async || holds(&relay).await).await;
+        let fail = "UPDATE outbox_events SET status = 'failed', retry_count = 1, next_retry_at = now() + interval '1 h'
+            WHERE event_id = 'A'";
+        scene.sql(fail).await;
+        stream.purge().await.unwrap();
+        scene.jetstream.update_stream(Config { max_messages: -1, ..full }).await.unwrap();
+        scene.wait_completed(602).await;
+        wait_held(&scene, "B").await;
+        assert!(!scene.ids().await.contains(&"B".to_owned()), "B waits for A");
+        scene.sql("UPDATE outbox_events SET next_retry_at = now() WHERE event_id = 'A'").await;
+        scene.wait_completed(604).await;
+        let ids: Vec<String> = scene.ids().await.into_iter().filter(|id| id == "A" || id == "B").collect();
+        assert_eq!(ids, ["A", "B"]);
+    }
+}

@@ -33,6 +33,7 @@ pub use error::{ConnectError, ConnectErrorKind};
 pub use socket::Socket;
 pub use target::Target;
 
+use dial::Dialled;
 use socket::Handover;
 
 const NO_POOLER: &str = "if a pooler stands in between, let postgres.replication_url lead to PostgreSQL itself";
@@ -143,7 +144,7 @@ pub struct SystemIdentity {
 /// See [`ConnectErrorKind`].
 pub async fn sql(target: &Target, session: &Session) -> Result<SqlConnection, ConnectError> {
     // Only what PgBouncer also takes; the relay's tables hold neither intervals nor floats.
-    let dialled = dial::dial(target, &startup_parameters(target, session, &[])).await?;
+    let dialled = open(target, session, &[]).await?;
     let greeting = dialled.ready.greeting();
     let (backend_pid, parameters) = (dialled.ready.backend_pid, dialled.ready.parameters);
     let stream = Handover::new(dialled.ready.wire.socket, greeting);
@@ -170,7 +171,7 @@ pub async fn sql(target: &Target, session: &Session) -> Result<SqlConnection, Co
 pub async fn replication(target: &Target, session: &Session) -> Result<ReplicationConnection, ConnectError> {
     const OPEN: &[(&str, &str)] =
         &[("replication", "database"), ("IntervalStyle", "postgres"), ("extra_float_digits", "3")];
-    let dialled = dial::dial(target, &startup_parameters(target, session, OPEN)).await.map_err(|error| {
+    let dialled = open(target, session, OPEN).await.map_err(|error| {
         // PostgreSQL itself gives a reason that is known above; some poolers have words of their own.
         if error.kind() == ConnectErrorKind::Server { error.hint(NO_POOLER) } else { error }
     })?;
@@ -198,15 +199,28 @@ pub async fn replication(target: &Target, session: &Session) -> Result<Replicati
     })
 }
 
+/// Opens a session that speaks UTF-8. A database whose encoding is SQL_ASCII converts nothing, and an answer with one
+/// byte that is not UTF-8 would be an error in the place of all its rows: there the bytes come as they are.
+async fn open(target: &Target, session: &Session, more: &[(&str, &str)]) -> Result<Dialled, ConnectError> {
+    const PLAIN: &str = "SQL_ASCII";
+    let dialled = dial::dial(target, &startup_parameters(target, session, "UTF8", more)).await?;
+    if dialled.ready.parameters.get("server_encoding").is_none_or(|encoding| encoding != PLAIN) {
+        return Ok(dialled);
+    }
+    // Not by SET: a pooler would let the next one have the session as it was left.
+    dial::dial(target, &startup_parameters(target, session, PLAIN, more)).await
+}
+
 fn startup_parameters<'a>(
     target: &'a Target,
     session: &'a Session,
+    encoding: &'a str,
     more: &[(&'a str, &'a str)],
 ) -> Vec<(&'a str, &'a str)> {
     let mut parameters = vec![
         ("user", target.user.as_str()),
         ("database", target.database.as_str()),
-        ("client_encoding", "UTF8"),
+        ("client_encoding", encoding),
         ("DateStyle", "ISO"),
         ("TimeZone", "UTC"),
     ];

@@ -166,7 +166,8 @@ impl Stages {
             wal_stop,
         };
         let fence_limit = held.timeout * 2 / 3;
-        let wiring = deliver::Wiring { sources, reports, settled, returned, asks, safe, stream_seq, fence, fence_limit, stop };
+        let wiring =
+            deliver::Wiring { sources, reports, settled, returned, asks, safe, stream_seq, fence, fence_limit, stop };
         (stages, wiring, watcher)
     }
 

@@ -76,9 +76,15 @@ impl Postgres {
 
     /// A new database of this server, with names for what is not confined to a database.
     pub async fn database(&'static self) -> Database {
+        self.database_with("").await
+    }
+
+    /// The same, with options of `CREATE DATABASE`.
+    pub async fn database_with(&'static self, options: &str) -> Database {
         static COUNTER: AtomicU32 = AtomicU32::new(0);
         let name = format!("it_{}", COUNTER.fetch_add(1, Ordering::Relaxed));
-        self.create_database(&name).await;
+        let create = format!("CREATE DATABASE \"{name}\" {options}");
+        self.client().await.batch_execute(&create).await.expect("create a database");
         Database { server: self, slot: format!("{name}_slot"), publication: format!("{name}_publication"), name }
     }
 

@@ -37,7 +37,11 @@ impl Scene {
 
     /// On a shared PostgreSQL and a NATS server of the test's own.
     pub async fn before(postgres: PgVersion, nats: &Nats, space: Space) -> Self {
-        let database = Postgres::shared(postgres).await.database().await;
+        Self::of(Postgres::shared(postgres).await.database().await, nats, space).await
+    }
+
+    /// In a database of the test's own making.
+    pub async fn of(database: Database, nats: &Nats, space: Space) -> Self {
         let settings = RelaySettings::shared(&database, nats, &space);
         settings.migrate().await;
         let (client, jetstream) = (database.client().await, nats.jetstream().await);

@@ -4,6 +4,7 @@ use bytestring::ByteString;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Error, Row};
 
+use super::rows::Raw;
 use super::{Tables, rows};
 use crate::flow::event::Decoded;
 use crate::flow::order::{AggregateKey, Pass};
@@ -106,7 +107,8 @@ impl Due<'_> {
         rows.first().map_or(Ok(None), |row| row.try_get(0))
     }
 
-    /// Every aggregate with a row that failed, is held, or is a poller's under a lease, as it stands in the table.
+    /// Every aggregate with a row that failed, is held, or is a poller's under a lease, as it stands in the table. Not
+    /// those whose names are not UTF-8: no event of theirs is ever sent.
     pub async fn blocked(&self) -> Result<Vec<HeldRows>, Error> {
         let statement = format!(
             "SELECT tenant_id::text, aggregate_type::text, aggregate_id::text, count(*)
@@ -116,7 +118,7 @@ impl Due<'_> {
             waits("o")
         );
         let rows = self.client.query_typed(&statement, &[]).await?;
-        rows.iter().map(held_rows).collect()
+        rows.iter().filter_map(|row| held_rows(row).transpose()).collect()
     }
 
     async fn select(
@@ -159,14 +161,21 @@ pub(super) fn waits(row: &str) -> String {
     )
 }
 
-fn held_rows(row: &Row) -> Result<HeldRows, Error> {
-    let text = |at| Ok::<_, Error>(row.try_get::<_, Option<&str>>(at)?.map(ByteString::from));
+fn held_rows(row: &Row) -> Result<Option<HeldRows>, Error> {
+    let mut names = [const { None }; 3];
+    for (at, name) in names.iter_mut().enumerate() {
+        if let Some(Raw(bytes)) = row.try_get(at)? {
+            let Ok(text) = std::str::from_utf8(bytes) else { return Ok(None) };
+            *name = Some(ByteString::from(text));
+        }
+    }
+    let [tenant_id, aggregate_type, aggregate_id] = names;
     let aggregate = AggregateKey {
-        tenant_id: text(0)?,
-        aggregate_type: text(1)?.unwrap_or_default(),
-        aggregate_id: text(2)?.unwrap_or_default(),
+        tenant_id,
+        aggregate_type: aggregate_type.unwrap_or_default(),
+        aggregate_id: aggregate_id.unwrap_or_default(),
     };
-    Ok((aggregate, u64::try_from(row.try_get::<_, i64>(3)?).unwrap_or(0)))
+    Ok(Some((aggregate, u64::try_from(row.try_get::<_, i64>(3)?).unwrap_or(0))))
 }
 
 fn columns(aggregates: &[AggregateKey]) -> (Vec<Option<&str>>, Vec<&str>, Vec<&str>) {

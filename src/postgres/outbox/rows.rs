@@ -1,7 +1,10 @@
 //! Rows of the outbox, read from the table as events.
 
+use std::error::Error;
+
 use bytes::Bytes;
-use tokio_postgres::{Error, Row};
+use tokio_postgres::Row;
+use tokio_postgres::types::{FromSql, Type};
 
 use crate::flow::decode::{Columns, MissingColumns, Value, decode};
 use crate::flow::event::{Decoded, Origin};
@@ -41,20 +44,33 @@ pub(super) fn select_list() -> String {
     format!("{}, octet_length(payload::text) > $1 OR octet_length(headers::text) > $1", columns.join(", "))
 }
 
+/// The bytes of a text, which are not always UTF-8 where the database's encoding is SQL_ASCII.
+pub(super) struct Raw<'a>(pub &'a [u8]);
+
+impl<'a> FromSql<'a> for Raw<'a> {
+    fn from_sql(_: &Type, raw: &'a [u8]) -> Result<Self, Box<dyn Error + Sync + Send>> {
+        Ok(Self(raw))
+    }
+
+    fn accepts(ty: &Type) -> bool {
+        matches!(*ty, Type::TEXT | Type::VARCHAR)
+    }
+}
+
 /// Reads a row that was selected by [`select_list`].
-pub(super) fn read(row: &Row) -> Result<Decoded, Error> {
+pub(super) fn read(row: &Row) -> Result<Decoded, tokio_postgres::Error> {
     let columns = Columns::from_names(COLUMNS).unwrap_or_else(|MissingColumns(missing)| {
         // `COLUMNS` names every column that an event needs; any test that reads a row says so.
         unreachable!("the statement reads too little: {missing:?}")
     });
     let over_cap = row.try_get::<_, Option<bool>>(COLUMNS.len())?.unwrap_or(false);
     let values = (0..COLUMNS.len()).map(|at| {
-        Ok(match row.try_get::<_, Option<&str>>(at)? {
-            Some(text) => Value::Text(Bytes::copy_from_slice(text.as_bytes())),
+        Ok(match row.try_get::<_, Option<Raw<'_>>>(at)? {
+            Some(Raw(text)) => Value::Text(Bytes::copy_from_slice(text)),
             None if over_cap && LARGE.contains(&at) => Value::Truncated(Bytes::new()),
             None => Value::Null,
         })
     });
-    let values = values.collect::<Result<Vec<_>, Error>>()?;
+    let values = values.collect::<Result<Vec<_>, tokio_postgres::Error>>()?;
     Ok(decode(&columns, &values, Origin::Table))
 }

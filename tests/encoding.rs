@@ -1,0 +1,59 @@
+//! A database whose encoding is SQL_ASCII holds any bytes.
+
+use crate::harness::nats::{Nats, NatsVersion, Space};
+use crate::harness::outbox;
+use crate::harness::postgres::{PgVersion, Postgres};
+use crate::harness::scene::{DELIVERED, Scene};
+use crate::harness::wait::eventually;
+
+/// An event with these bytes of Latin-1 in its aggregate's id, or elsewhere.
+fn insert(event: &str, aggregate: &str, payload: &str) -> String {
+    format!(
+        "INSERT INTO outbox_events (event_id, aggregate_type, aggregate_id, event_type, payload)
+         VALUES ('{event}', 'order', {aggregate}, 'paid', {payload});"
+    )
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_row_that_is_not_utf8_becomes_a_dead_letter_and_its_neighbours_are_delivered() {
+    const LATIN1: &str = r"E'M\374ller'";
+    let bad = insert("bad-id", LATIN1, "'{}'") + &insert("bad-payload", "'a'", r#"E'{"name": "M\374ller"}'"#);
+    for (postgres, nats) in PgVersion::ENDS.into_iter().zip(NatsVersion::ENDS) {
+        let ascii = "ENCODING 'SQL_ASCII' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'";
+        let database = Postgres::shared(postgres).await.database_with(ascii).await;
+        let scene = Scene::of(database, Nats::shared(nats).await, Space::new()).await;
+        let good = |event| insert(event, "'a'", r#"'{"name": "Müller"}'"#);
+        // From before the slot, which the relay reads from the table; one is blocked as a poller left it.
+        scene.sql(&(bad.replace("bad", "early") + &good("first"))).await;
+        let late = insert("polled", LATIN1, "'{}'")
+            + "UPDATE outbox_events SET status = 'failed', next_retry_at = now() + interval '5 s'
+               WHERE event_id = 'polled';";
+        scene.sql(&late).await;
+        let mut relay = scene.relay().await;
+        // From the log.
+        scene.sql(&(good("second") + &bad + &good("third"))).await;
+        scene.wait_completed(3).await;
+        scene.wait_number("SELECT count(*) FROM outbox_dead_letter WHERE handled IS NOT TRUE", 5).await;
+        let dead = outbox::dead_letters(&scene.client).await;
+        let expected = ["bad-id", "bad-payload", "early-id", "early-payload", "polled"];
+        assert_eq!(dead, expected.map(|id| (id.to_owned(), "undecodable".to_owned())));
+        let reasons = "SELECT DISTINCT error_message FROM outbox_dead_letter ORDER BY 1";
+        for reason in scene.texts(reasons).await {
+            assert!(reason.contains("is not UTF-8"), "{reason}");
+        }
+        let kept = format!("SELECT count(*) FROM outbox_dead_letter WHERE original_aggregate_id = {LATIN1}");
+        assert_eq!(scene.number(&kept).await, 3, "the dead letter keeps the bytes");
+        assert_eq!(scene.ids().await, ["first", "second", "third"]);
+        let texts: Vec<_> = scene.stored().await.into_iter().map(|message| message.payload).collect();
+        assert!(texts.iter().all(|text| text == r#"{"name": "Müller"}"#), "{texts:?}");
+
+        let target: String = scene.client.query_one("SELECT pg_current_wal_lsn()::text", &[]).await.unwrap().get(0);
+        let slot = &scene.database.slot;
+        let passed = format!(
+            "SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{slot}' AND confirmed_flush_lsn >= '{target}'"
+        );
+        eventually(DELIVERED, "the slot moves on", async || scene.number(&passed).await == 1).await;
+        relay.wait_ready().await;
+        assert!(!relay.log().contains("the session ended"), "{}", relay.log());
+    }
+}

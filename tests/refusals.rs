@@ -1,0 +1,95 @@
+//! Many refusals: of one subject among others, and of everything.
+
+use std::time::Duration;
+
+use crate::harness::nats::{Nats, NatsVersion, Space};
+use crate::harness::outbox;
+use crate::harness::postgres::PgVersion;
+use crate::harness::relay::Relay;
+use crate::harness::scene::{DELIVERED, Scene};
+use crate::harness::wait::{always, eventually};
+
+/// NATS refuses these subjects below the test's prefix, and takes all others.
+fn denying(space: &Space, subjects: &str) -> String {
+    format!(
+        "authorization {{ users: [
+           {{ user: it, password: it, permissions: {{ publish: {{ deny: [\"{}.order.{subjects}\"] }} }} }}] }}
+         no_auth_user: it",
+        space.prefix
+    )
+}
+
+/// A server that refuses the subjects, and an outbox before it of which little is under way at a time.
+async fn scene(subjects: &str) -> (Nats, Scene) {
+    let space = Space::new();
+    let nats = Nats::start_with(NatsVersion::V2_15, &denying(&space, subjects)).await;
+    let mut scene = Scene::before(PgVersion::V18, &nats, space).await;
+    scene.settings = scene.settings.set("retry.initial", "500ms").set("retry.max", "1s");
+    scene.settings = scene.settings.set("reconcile.interval", "100ms").set("delivery.max_in_flight", "200");
+    (nats, scene)
+}
+
+/// Events of aggregates of their own.
+fn insert(kind: &str, rows: u32) -> String {
+    format!(
+        "INSERT INTO outbox_events (event_id, aggregate_type, aggregate_id, event_type, payload, max_retries)
+         SELECT '{kind}-' || i, 'order', '{kind}-' || i, '{kind}', '{{}}', 2 FROM generate_series(1, {rows}) i;"
+    )
+}
+
+async fn is_ready(relay: &Relay) -> bool {
+    relay.get("/readyz").await.is_some_and(|(status, _)| status == 200)
+}
+
+async fn holds(relay: &Relay) -> bool {
+    relay.get("/readyz").await.is_some_and(|(status, body)| status == 503 && body.contains("holds"))
+}
+
+const COUNTED: &str = "SELECT coalesce(sum(retry_count), 0)::int8 FROM outbox_events";
+
+/// A mistyped event type: many more than may be under way, with good ones only behind them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn thousands_of_one_refused_subject_do_not_hold_up_the_others_and_reach_their_end() {
+    let (_nats, scene) = scene("mistyped").await;
+    let relay = scene.relay().await;
+    scene.sql(&(insert("mistyped", 1500) + &insert("good", 100))).await;
+    scene.wait_completed(100).await;
+    scene.wait_number("SELECT count(*) FROM outbox_dead_letter WHERE error_code = 'permission_denied'", 1500).await;
+    assert_eq!(scene.number(COUNTED).await, 2 * 1500, "each has had its attempts");
+    eventually(DELIVERED, "it is ready", async || is_ready(&relay).await).await;
+    // Nobody takes what fails from now on for the set-up's fault, though nothing else is under way.
+    let more = insert("mistyped", 300).replace("'mistyped-' || i", "'more-' || i");
+    scene.sql(&more).await;
+    let dead = "SELECT count(*) FROM outbox_dead_letter";
+    let all_dead = async || scene.number(dead).await == 1800;
+    eventually(DELIVERED, "it stays ready until they are dead letters", async || {
+        assert!(is_ready(&relay).await, "{:?}", relay.get("/readyz").await);
+        all_dead().await
+    })
+    .await;
+}
+
+/// Nothing may be published any more: nobody is blamed, also not events whose rows are gone and cannot wait.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn permissions_withdrawn_for_everything_blame_nobody() {
+    let (mut nats, scene) = scene("nothing").await;
+    let relay = scene.relay().await;
+    scene.sql(&insert("before", 10)).await;
+    scene.wait_completed(10).await;
+    nats.reload(&denying(&scene.space, ">")).await;
+    let kinds: String = (0..6).map(|kind| insert(&format!("kind{kind}"), 150)).collect();
+    scene.sql(&kinds).await;
+    eventually(DELIVERED, "the pipeline holds", async || holds(&relay).await).await;
+    scene
+        .sql(&format!("BEGIN; {} DELETE FROM outbox_events WHERE event_type = 'gone'; COMMIT", insert("gone", 300)))
+        .await;
+    always(Duration::from_secs(6), "nobody is blamed", async || {
+        holds(&relay).await && scene.number(COUNTED).await <= 50 && outbox::dead_letters(&scene.client).await.is_empty()
+    })
+    .await;
+    nats.reload(&denying(&scene.space, "nothing")).await;
+    scene.wait_completed(910).await;
+    scene.wait_stored(1210).await;
+    assert_eq!((scene.count().await, outbox::dead_letters(&scene.client).await), (1210, Vec::new()));
+    eventually(DELIVERED, "it is ready", async || is_ready(&relay).await).await;
+}

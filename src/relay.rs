@@ -260,6 +260,7 @@ async fn recover(relay: &Relay, setback: Setback, wait: Duration) {
     relay.health.set(State::Starting);
     // The next session finds out by itself whether anything is accepted.
     relay.health.clear(Condition::Holding);
+    relay.health.clear(Condition::Locked);
     if matches!(setback, Setback::TooMuchRetained) {
         let confirm = async {
             let control = connect::sql(&relay.postgres, &prepare::control_session()).await?;

@@ -19,6 +19,7 @@ mod docs;
 mod encoding;
 mod hostile;
 mod layering;
+mod locks;
 mod logs;
 mod long_outage;
 mod lost_slot;

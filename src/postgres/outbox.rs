@@ -3,6 +3,7 @@
 mod compensations;
 mod drain;
 mod due;
+mod locks;
 mod retention;
 mod rows;
 mod state;
@@ -12,6 +13,7 @@ mod writeback_sql;
 pub use compensations::{Attempted, Claim, Compensation};
 pub use drain::WaitingRows;
 pub use due::{Due, DueRow, HeldRows};
+pub use locks::{holders as lock_holders, is_locked};
 pub use retention::Retention;
 pub use rows::COLUMNS;
 pub use state::{NOTE_REACH, RelayState, StateRow};

@@ -5,8 +5,10 @@
 mod answers;
 mod guard;
 mod intake;
+mod lookup;
 
 pub use guard::Known;
+use lookup::Looked;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -33,6 +35,7 @@ use crate::nats::notice::Notice;
 use crate::nats::publish::{Headers, Publisher, Replies};
 use crate::nats::stream::{Stream, StreamFacts};
 use crate::pause::Pause;
+use crate::postgres::connect::{SqlConnection, Target};
 use crate::reconcile::Ask;
 use crate::telemetry::health::{Condition, Health, Pulse};
 use crate::telemetry::metrics::Metrics;
@@ -91,6 +94,8 @@ impl Nats {
 #[derive(Clone, Copy)]
 pub struct Shared<'a> {
     pub ground: &'a Ground,
+    /// Where the tables are.
+    pub postgres: &'a Target,
     pub router: &'a Router,
     pub settings: &'a config::Settings,
     pub metrics: &'a Metrics,
@@ -112,6 +117,9 @@ pub struct Deliver<'a> {
     /// Changes that were received and not taken in yet.
     pending: VecDeque<Change>,
     committed_at: Option<i64>,
+    /// A batch whose rows are looked up in the table, and the connection for it.
+    looking: Option<BoxFuture<'a, Looked>>,
+    lookups: Option<SqlConnection>,
     /// The present source has ended.
     next_source: bool,
     /// Events that an earlier session sent, as the stream shows them.
@@ -148,6 +156,8 @@ impl<'a> Deliver<'a> {
             counters: Counters::of(shared.metrics),
             pending: VecDeque::new(),
             committed_at: None,
+            looking: None,
+            lookups: None,
             next_source: false,
             known,
             proof: None,
@@ -187,8 +197,7 @@ impl<'a> Deliver<'a> {
             if deadline.is_some_and(|deadline| self.delivery.is_empty() || deadline <= Instant::now()) {
                 break;
             }
-            let takes_in =
-                deadline.is_none() && !self.next_source && self.pending.is_empty() && self.delivery.has_room();
+            let takes_in = deadline.is_none() && !self.next_source && self.is_hungry();
             let wake = TokioInstant::from_std(self.next_wake());
             tokio::select! {
                 biased;
@@ -210,12 +219,13 @@ impl<'a> Deliver<'a> {
                     self.unanswered = None;
                     self.failed(token, &failure);
                 }
-                known = answered(&mut self.proof), if self.proof.is_some() => self.proved(known),
+                known = answer(&mut self.proof), if self.proof.is_some() => self.proved(known),
                 Some(ask) = self.wiring.asks.recv(), if deadline.is_none() => self.ask(ask),
                 batch = next_batch(&mut self.wiring.sources), if takes_in => match batch {
-                    Some(batch) => self.receive(batch).await,
+                    Some(batch) => self.receive(batch),
                     None => self.next_source = true,
                 },
+                looked = answer(&mut self.looking), if self.looking.is_some() => self.looked(looked),
                 () = sleep_until(wake) => {}
             }
         }
@@ -243,9 +253,15 @@ impl<'a> Deliver<'a> {
     /// Nothing more is taken in or sent. Returns when the wait for acknowledgements ends.
     fn wind_down(&mut self) -> Instant {
         self.pending.clear();
+        self.looking = None;
         self.delivery.forget_unsent();
         let connected = self.nats.link.borrow().connected;
         Instant::now() + if connected { self.shared.settings.delivery.ack_timeout } else { Duration::ZERO }
+    }
+
+    /// Whether there is room for another batch, with none waiting.
+    fn is_hungry(&self) -> bool {
+        self.pending.is_empty() && self.looking.is_none() && self.delivery.has_room()
     }
 
     /// When to look at the clock again, whatever happens until then.
@@ -371,9 +387,9 @@ async fn explained(unanswered: &mut Option<(u64, BoxFuture<'static, Failure>)>) 
     }
 }
 
-/// What the stream shows, once it has told.
-async fn answered(proof: &mut Option<BoxFuture<'static, Result<Known, Failure>>>) -> Result<Known, Failure> {
-    match proof {
+/// The answer to what was asked, once it has come.
+async fn answer<T>(asked: &mut Option<BoxFuture<'_, T>>) -> T {
+    match asked {
         Some(answer) => answer.await,
         None => std::future::pending().await,
     }

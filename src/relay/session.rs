@@ -50,6 +50,7 @@ async fn stream(relay: &mut Relay, nats: &mut deliver::Nats, ground: &Ground, ta
         Stages::start(relay, nats, ground, Parts { streaming, held, drain, limits, progress });
     let shared = deliver::Shared {
         ground,
+        postgres: &relay.postgres,
         router: &relay.router,
         settings: &relay.settings,
         metrics: &relay.metrics,

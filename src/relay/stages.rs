@@ -138,6 +138,8 @@ impl Stages {
             unnoted: true,
             noted_at: Instant::now(),
             metrics: relay.metrics.clone(),
+            health: relay.health.clone(),
+            locked: None,
             announcer,
             backlog: Backlog::default(),
             handled: HashSet::new(),

@@ -16,7 +16,8 @@ use crate::flow::lsn::Lsn;
 use crate::pause::Pause;
 use crate::postgres::connect::{self, Session, SqlConnection, Target};
 use crate::postgres::describe;
-use crate::postgres::outbox::{NOTE_REACH, Place, Recorded, Tables, Writeback};
+use crate::postgres::outbox::{NOTE_REACH, Place, Recorded, Tables, Writeback, is_locked, lock_holders};
+use crate::telemetry::health::{Condition, Health};
 use crate::telemetry::metrics::{Metrics, peer, status};
 
 /// Rows in one statement, at most.
@@ -33,6 +34,9 @@ const NOTE_EVERY: Duration = Duration::from_secs(5);
 /// How long the server may take to answer. After that the connection counts as lost; what it was asked to write may be
 /// written again.
 const SILENCE: Duration = Duration::from_secs(30);
+
+/// A lock that someone else holds for longer is told of.
+const LOCKED: Duration = Duration::from_secs(1);
 
 /// How long, once no more reports come, rows are waited for that someone else holds. They are sent again later.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -58,6 +62,9 @@ pub struct WritebackStage {
     pub unnoted: bool,
     pub noted_at: Instant,
     pub metrics: Metrics,
+    pub health: Health,
+    /// Since when the tables have been locked by someone else.
+    pub locked: Option<Instant>,
     pub announcer: Announcer,
     /// Reports that are to be written, and when each may be tried.
     pub backlog: Backlog,
@@ -72,6 +79,11 @@ enum Interrupted {
     Sql(#[from] tokio_postgres::Error),
     #[error("PostgreSQL did not answer for {0:?}")]
     Silent(Duration),
+}
+
+/// Whether every row would have met the error, and not the one alone.
+fn is_everyones(error: &tokio_postgres::Error) -> bool {
+    error.code().is_none() || error.is_closed() || is_locked(error)
 }
 
 /// Waits for an answer, for as long as one may take.
@@ -130,7 +142,11 @@ impl WritebackStage {
         let mut since = Instant::now();
         loop {
             if self.must_note() {
-                answer(self.note_ahead(&writeback)).await?;
+                match answer(self.note_ahead(&writeback)).await {
+                    Ok(()) => self.is_free(),
+                    Err(Interrupted::Sql(error)) if is_locked(&error) => self.is_locked(&connection.client).await,
+                    Err(error) => return Err(error),
+                }
             }
             if !self.collect().await || (self.reports.is_closed() && since.elapsed() > PATIENCE) {
                 self.backlog.say_what_is_left();
@@ -148,7 +164,12 @@ impl WritebackStage {
             if let Err(error) = answer(self.write(&writeback, &batch)).await {
                 batch.retain(|(_, report)| !self.handled.contains(&report.token));
                 self.backlog.put_back(batch);
-                return Err(error);
+                match error {
+                    Interrupted::Sql(error) if is_locked(&error) => self.is_locked(&connection.client).await,
+                    error => return Err(error),
+                }
+            } else {
+                self.is_free();
             }
         }
     }
@@ -179,6 +200,26 @@ impl WritebackStage {
         }
     }
 
+    /// Someone holds the lock of a whole table, or of the relay's row of state, so that nothing can be written. It is
+    /// tried again at once, since each try waits for the lock, though not for long.
+    async fn is_locked(&mut self, client: &tokio_postgres::Client) {
+        if self.locked.get_or_insert_with(Instant::now).elapsed() < LOCKED {
+            return;
+        }
+        let holders = timeout(LOCKED, lock_holders(client, &self.tables)).await;
+        let holders = holders.ok().and_then(Result::ok).unwrap_or_default();
+        let reason = format!("outcomes cannot be written; locked: {holders}");
+        if self.health.raise(Condition::Locked, reason) {
+            warn!(holders, "outcomes cannot be written while someone else holds a lock; they wait for it");
+        }
+    }
+
+    fn is_free(&mut self) {
+        if self.locked.take().is_some() {
+            self.health.clear(Condition::Locked);
+        }
+    }
+
     /// Writes a batch. Where the server refuses it for the sake of one row, the others are written alone.
     async fn write(&mut self, writeback: &Writeback<'_>, batch: &[(u32, Report)]) -> Result<(), tokio_postgres::Error> {
         self.handled.clear();
@@ -188,7 +229,7 @@ impl WritebackStage {
             self.distribute(batch, &result?).await;
             return Ok(());
         };
-        if error.code().is_none() || error.is_closed() {
+        if is_everyones(&error) {
             return Err(error);
         }
         warn!(error = %describe(&error), rows = batch.len(), "PostgreSQL refused a write-back; its rows are tried one by one");
@@ -197,7 +238,7 @@ impl WritebackStage {
             let result = self.record(writeback, one).await;
             match result {
                 Ok(recorded) => self.distribute(&[(*tries, report.clone())], &recorded).await,
-                Err(error) if error.code().is_none() || error.is_closed() => return Err(error),
+                Err(error) if is_everyones(&error) => return Err(error),
                 Err(error) => {
                     warn!(error = %describe(&error), id = report.id, "the outcome of a row cannot be written; it is tried again");
                     self.backlog.later(tries + 1, report.clone());

@@ -28,6 +28,8 @@ pub enum Condition {
     Slot,
     /// The outbox table or its publication is not as it must be.
     Source,
+    /// Someone else holds a lock on the outbox's tables.
+    Locked,
     /// The connection to NATS is down.
     NatsDown,
     /// The stream is missing, unfit, or lost messages.

@@ -1,48 +1,17 @@
 //! What comes in: changes from the log, rows from the table, and what the reconciler asks.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 use bytestring::ByteString;
-use tracing::warn;
 
 use super::Deliver;
 use crate::fault::Failure;
 use crate::flow::delivery::Parcel;
-use crate::flow::event::{Change, Decoded, Event, Origin, Outcome, Rejection, Report};
-use crate::flow::lsn::Lsn;
+use crate::flow::event::{Change, Decoded, Event, Outcome, Rejection, Report};
 use crate::flow::order::Pass;
-use crate::postgres::{describe, outbox};
 use crate::reconcile::{Ask, PASS_ROWS};
-use crate::relay::prepare::Ground;
 
 impl Deliver<'_> {
-    /// Receives a batch. Of rows that an earlier session may have sent already, those that have an outcome since, or that
-    /// someone else has taken, are left to the table.
-    pub(super) async fn receive(&mut self, batch: Vec<Change>) {
-        let doubtful = doubtful(&batch, self.shared.horizon);
-        self.pending.extend(batch);
-        if doubtful.is_empty() {
-            return;
-        }
-        let Ground { control, tables, .. } = self.shared.ground;
-        let (ids, event_ids): (Vec<i64>, Vec<&str>) = doubtful.iter().map(|(id, event_id)| (*id, &**event_id)).unzip();
-        match outbox::taken_care_of(&control.client, tables, &ids, &event_ids).await {
-            Ok(taken) => {
-                let taken: HashMap<i64, bool> = taken.into_iter().collect();
-                let rows = self.pending.iter_mut().filter_map(|change| match change {
-                    Change::Row(row) => Some(&mut **row),
-                    _ => None,
-                });
-                rows.for_each(|row| leave_to_table(row, &taken));
-            }
-            Err(error) => {
-                warn!(error = %describe(&error), "rows that were read again could not be looked up; the session ends");
-                self.pending.clear();
-                self.wiring.stop.cancel();
-            }
-        }
-    }
-
     pub(super) fn ask(&mut self, ask: Ask) {
         match ask {
             Ask::Send { rows, done } => {
@@ -143,33 +112,4 @@ impl Deliver<'_> {
         };
         Some(Err(Rejection { event, code: failure.code(), message: failure.to_string(), retry_in: None, counts: true }))
     }
-}
-
-/// Leaves a row that is `taken` care of where it is; where it waits there, its aggregate waits for it.
-fn leave_to_table(row: &mut Decoded, taken: &HashMap<i64, bool>) {
-    let waits = match row {
-        Decoded::Live(event) => taken.get(&event.id),
-        _ => None,
-    };
-    if let Some(&waits) = waits
-        && let Decoded::Live(event) = std::mem::replace(row, Decoded::Left)
-        && waits
-    {
-        *row = Decoded::Waits(event);
-    }
-}
-
-/// Rows that may have been sent before: they came from the table, or were committed before `horizon`.
-fn doubtful(batch: &[Change], horizon: Lsn) -> Vec<(i64, ByteString)> {
-    let known = |change: &Change| match change {
-        Change::Row(row) => match &**row {
-            Decoded::Live(event) => match event.origin {
-                Origin::Log(origin) if origin.final_lsn >= horizon => None,
-                Origin::Log(_) | Origin::Table => Some((event.id, event.event_id.clone())),
-            },
-            _ => None,
-        },
-        _ => None,
-    };
-    batch.iter().filter_map(known).collect()
 }

@@ -1,0 +1,97 @@
+//! Locks that others hold on the outbox's tables: they are waited for, told of, and cost nothing but the wait.
+
+use std::time::Duration;
+
+use async_nats::jetstream::stream::{Config, DiscardPolicy};
+
+use crate::harness::postgres::connect;
+use crate::harness::relay::Relay;
+use crate::harness::scene::{DELIVERED, Scene, publishes};
+use crate::harness::wait::{always, eventually};
+
+/// Events of so many aggregates.
+fn insert(rows: u32, aggregates: u32) -> String {
+    format!(
+        "INSERT INTO outbox_events (event_id, aggregate_type, aggregate_id, event_type, payload)
+         SELECT 'e' || nextval('outbox_events_id_seq'), 'order', (i % {aggregates})::text, 'paid', '{{}}'
+         FROM generate_series(1, {rows}) i"
+    )
+}
+
+async fn says(relay: &Relay, words: &str) -> bool {
+    relay.get("/readyz").await.is_some_and(|(status, body)| status == 503 && body.contains(words))
+}
+
+async fn lives(relay: &Relay) -> bool {
+    relay.get("/livez").await.is_some_and(|(status, _)| status == 200)
+}
+
+/// A session with a name of its own, as psql has one.
+async fn psql(scene: &Scene) -> tokio_postgres::Client {
+    connect(&format!("{}?application_name=psql", scene.database.url())).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_row_of_state_that_someone_holds_is_told_of_and_nothing_is_sent_twice() {
+    let scene = Scene::new().await;
+    let mut relay = scene.relay().await;
+    let holder = psql(&scene).await;
+    holder.batch_execute("BEGIN; SELECT FROM outbox_relay_state FOR UPDATE").await.unwrap();
+    scene.sql(&insert(2000, 2000)).await;
+    scene.wait_stored(2000).await;
+    eventually(DELIVERED, "it is told of", async || says(&relay, "outbox_relay_state by process").await).await;
+    assert!(says(&relay, "(psql)").await);
+    always(Duration::from_secs(3), "it is waited for", async || {
+        says(&relay, "outbox_relay_state").await
+            && scene.number("SELECT count(*) FROM outbox_events WHERE status = 'completed'").await == 0
+    })
+    .await;
+    holder.batch_execute("ROLLBACK").await.unwrap();
+    scene.wait_completed(2000).await;
+    relay.wait_ready().await;
+    assert_eq!((scene.count().await, publishes(&relay, "stored").await), (2000, 2000));
+    assert_eq!(publishes(&relay, "duplicate").await, 0);
+    assert!(!relay.log().contains("one by one") && !relay.log().contains("lost its connection"), "{}", relay.log());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_session_survives_a_lock_of_the_whole_table() {
+    /// Longer than the server may be silent.
+    const LONG: Duration = Duration::from_secs(9);
+    let scene = Scene::new().await;
+    scene.sql(&format!("ALTER ROLE postgres IN DATABASE {} SET wal_sender_timeout = '4s'", scene.database.name)).await;
+    let full = Config {
+        name: scene.space.stream.clone(),
+        subjects: vec![scene.space.subjects()],
+        discard: DiscardPolicy::New,
+        max_messages: 1,
+        ..Config::default()
+    };
+    let stream = scene.jetstream.create_stream(full.clone()).await.unwrap();
+    let settings = scene.settings.clone().set("delivery.max_in_flight", "10");
+    let mut relay = scene.relay_with(&settings).await;
+    assert!(relay.terminate(DELIVERED).await.success());
+    // So many that the last ones are looked up only when the first have been delivered.
+    scene.sql(&insert(600, 600)).await;
+    let mut relay = settings.start();
+    eventually(DELIVERED, "the stream is full", async || says(&relay, "holds").await).await;
+    let holder = psql(&scene).await;
+    holder.batch_execute("BEGIN; LOCK TABLE outbox_events IN ACCESS EXCLUSIVE MODE").await.unwrap();
+    stream.purge().await.unwrap();
+    scene.jetstream.update_stream(Config { max_messages: -1, ..full }).await.unwrap();
+    eventually(DELIVERED, "it is told of", async || says(&relay, "outbox_events by process").await).await;
+    let active = "SELECT count(*) FROM pg_replication_slots WHERE database = current_database() AND active";
+    let walsender = "SELECT max(pid)::int8 FROM pg_stat_replication WHERE application_name = 'outbox-relay' AND pid IN
+        (SELECT active_pid FROM pg_replication_slots WHERE database = current_database())";
+    let pid = scene.number(walsender).await;
+    always(LONG, "the session lasts", async || {
+        lives(&relay).await && says(&relay, "outbox_events by process").await && scene.number(active).await == 1
+    })
+    .await;
+    holder.batch_execute("ROLLBACK").await.unwrap();
+    scene.wait_completed(600).await;
+    assert_eq!(scene.number(walsender).await, pid, "by the same connection");
+    assert_eq!(publishes(&relay, "duplicate").await, 0);
+    relay.wait_ready().await;
+    assert!(!relay.log().contains("the session ended"), "{}", relay.log());
+}

@@ -30,7 +30,7 @@ pub enum Failure {
     SendQueueFull,
     #[error("no acknowledgement in time: stored or not, the outcome is unknown")]
     AckTimeout,
-    /// A 503 status. What lies behind it must be asked (`Stream::explain_no_responders`).
+    /// A 503 status. What lies behind it must be asked (`nats::stream::why_no_responders`).
     #[error("nobody answers for the subject (503 no responders)")]
     NoResponders,
     #[error("the stream has no leader")]

@@ -288,3 +288,31 @@ async fn a_failure_recorded_late_by_a_predecessor_holds_later_events_too() {
         assert_eq!(ids, ["A", "B"]);
     }
 }
+
+/// An aggregate that gets new events all the time: each is held, and so the table never shows none for long.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_aggregate_that_never_rests_is_free_again_soon_after_its_failed_event_was_delivered() {
+    let (mut nats, scene) = scene(PgVersion::V18, NatsVersion::V2_15).await;
+    let _relay = scene.relay().await;
+    insert(&scene, 1000, &[("A", "a", "refused")]).await;
+    eventually(DELIVERED, "A is refused", async || attempts(&scene, "A").await > 0).await;
+    let writer = scene.database.client().await;
+    let writing = tokio::spawn(async move {
+        loop {
+            let one = "INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload)
+                VALUES ('order', 'a', 'fine', '{}')";
+            writer.batch_execute(one).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+    scene.wait_number("SELECT least(count(*), 20) FROM outbox_events WHERE next_retry_at = 'infinity'", 20).await;
+    nats.reload(PERMITTING).await;
+    // What was held has one state more behind it.
+    let at_once = "SELECT least(count(*), 20) FROM outbox_events WHERE status = 'completed' AND version = 2";
+    scene.wait_number(at_once, 20).await;
+    writing.abort();
+    let _ = writing.await;
+    let rows = scene.number("SELECT count(*) FROM outbox_events").await;
+    scene.wait_completed(rows).await;
+    assert_eq!(scene.ids().await, scene.texts("SELECT event_id FROM outbox_events ORDER BY id").await);
+}

@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use async_nats::jetstream::stream::Config;
+use futures_util::{FutureExt as _, StreamExt as _};
+
 use crate::harness::nats::{Nats, NatsVersion, Space};
 use crate::harness::outbox;
 use crate::harness::postgres::PgVersion;
@@ -92,4 +95,27 @@ async fn permissions_withdrawn_for_everything_blame_nobody() {
     scene.wait_stored(1210).await;
     assert_eq!((scene.count().await, outbox::dead_letters(&scene.client).await), (1210, Vec::new()));
     eventually(DELIVERED, "it is ready", async || is_ready(&relay).await).await;
+}
+
+/// The stream was narrowed under the running relay.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_events_of_a_subject_that_no_stream_takes_are_explained_together() {
+    let (nats, scene) = scene("nothing").await;
+    let _relay = scene.relay().await;
+    let stream = scene.jetstream.get_stream(&scene.space.stream).await.unwrap();
+    let subjects = vec![format!("{}.order.good", scene.space.prefix)];
+    let narrow = Config { subjects, ..stream.cached_info().config.clone() };
+    scene.jetstream.update_stream(narrow).await.unwrap();
+    let client = nats.client().await;
+    let mut asked = client.subscribe(format!("$JS.API.STREAM.INFO.{}", scene.space.stream)).await.unwrap();
+    client.flush().await.unwrap();
+    scene.sql(&(insert("uncovered", 180) + &insert("good", 5))).await;
+    scene.wait_completed(5).await;
+    let failed = "SELECT count(*) FROM outbox_events WHERE error_code = 'no_stream_for_subject'";
+    scene.wait_number(failed, 180).await;
+    let mut questions = 0;
+    while asked.next().now_or_never().is_some() {
+        questions += 1;
+    }
+    assert!((1..50).contains(&questions), "{questions} questions");
 }

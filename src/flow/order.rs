@@ -49,8 +49,10 @@ pub enum Pass {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Blocked {
     pub aggregate: AggregateKey,
-    /// How many events were held behind it so far.
-    holds: u64,
+    /// How many events were held behind it, or failed, so far.
+    changes: u64,
+    /// Its held rows all stand in the table, with none under way.
+    pub settled: bool,
 }
 
 /// Lets one event of an aggregate pass at a time; the others wait in line, or in the table while it is blocked.
@@ -72,6 +74,12 @@ struct Line {
 }
 
 impl Line {
+    fn blocks(&self, aggregate: &AggregateKey) -> Option<Blocked> {
+        let block = self.block?;
+        let settled = block.uncommitted == 0 && !self.busy;
+        Some(Blocked { aggregate: aggregate.clone(), changes: block.changes, settled })
+    }
+
     /// The line's block. A new one counts for the row that blocks.
     fn blocked(&mut self, held: &mut u64) -> &mut Block {
         self.block.get_or_insert_with(|| {
@@ -83,8 +91,8 @@ impl Line {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Block {
-    /// Events that were held since the aggregate was blocked.
-    holds: u64,
+    /// Events that were held, or failed, since the aggregate was blocked.
+    changes: u64,
     /// Rows that wait: the one that blocks, and each that was held, once however often it was released and held again.
     rows: u64,
     /// Those among them that the table does not show as held yet, and failures that it does not show yet.
@@ -98,7 +106,7 @@ impl Gate {
         if let Some(block) = &mut line.block
             && pass == Pass::First
         {
-            block.holds += 1;
+            block.changes += 1;
             block.rows += 1;
             block.uncommitted += 1;
             self.held += 1;
@@ -130,7 +138,7 @@ impl Gate {
         line.busy = false;
         let waiting = std::mem::take(&mut line.waiting);
         let block = line.blocked(&mut self.held);
-        block.holds += waiting.len() as u64;
+        block.changes += waiting.len() as u64;
         block.rows += waiting.len() as u64;
         block.uncommitted += waiting.len() as u64;
         self.held += waiting.len() as u64;
@@ -141,6 +149,7 @@ impl Gate {
     /// [`Gate::hold_committed`] is told of it, nobody may find the aggregate free.
     pub fn await_failure(&mut self, aggregate: &AggregateKey) {
         if let Some(block) = self.lines.get_mut(aggregate).and_then(|line| line.block.as_mut()) {
+            block.changes += 1;
             block.uncommitted += 1;
         }
     }
@@ -149,7 +158,7 @@ impl Gate {
     pub fn block_as_found(&mut self, aggregate: AggregateKey, rows: u64) {
         let block = self.lines.entry(aggregate).or_default().blocked(&mut self.held);
         let more = rows.saturating_sub(block.rows);
-        block.holds += rows;
+        block.changes += rows;
         block.rows += more;
         self.held += more;
     }
@@ -171,25 +180,27 @@ impl Gate {
         }
     }
 
-    /// The blocked aggregates whose held rows all stand in the table, with none under way.
+    /// The blocked aggregates that are settled.
     pub fn settled_blocks(&self) -> Vec<Blocked> {
-        let settled = |(aggregate, line): (&AggregateKey, &Line)| {
-            let block = line.block.filter(|block| block.uncommitted == 0 && !line.busy)?;
-            Some(Blocked { aggregate: aggregate.clone(), holds: block.holds })
-        };
-        self.lines.iter().filter_map(settled).collect()
+        self.lines.iter().filter_map(|(aggregate, line)| line.blocks(aggregate)).filter(|block| block.settled).collect()
     }
 
-    /// The table was seen to hold no row of the aggregate any more. It is free again, unless another event was held
-    /// behind it since it was asked for.
+    /// Those of the aggregates that are blocked.
+    pub fn blocks(&self, of: &[AggregateKey]) -> Vec<Blocked> {
+        of.iter().filter_map(|aggregate| self.lines.get(aggregate)?.blocks(aggregate)).collect()
+    }
+
+    /// Every row of the aggregate that the table holds is under way. What comes now stands in line behind them, unless
+    /// another event was held, or failed, since the aggregate was asked for.
     pub fn unblock(&mut self, seen: &Blocked) {
         let Some(line) = self.lines.get_mut(&seen.aggregate) else { return };
-        let same = line.block.filter(|block| block.holds == seen.holds && block.uncommitted == 0);
-        if let Some(block) = same
-            && !line.busy
-        {
-            self.lines.remove(&seen.aggregate);
+        let same = line.block.filter(|block| block.changes == seen.changes && block.uncommitted == 0);
+        if let Some(block) = same {
+            line.block = None;
             self.held = self.held.saturating_sub(block.rows);
+            if !line.busy {
+                self.lines.remove(&seen.aggregate);
+            }
         }
     }
 
@@ -247,11 +258,24 @@ mod tests {
         let seen = gate.settled_blocks().remove(0);
         assert_eq!(gate.arrive(key("a"), 4, Pass::Again), Turn::Go, "the retry itself may go");
         gate.unblock(&seen);
-        assert_eq!(blocked(&gate), 1, "not while it is under way");
+        assert_eq!((gate.held(), blocked(&gate)), (0, 0));
+        assert_eq!(arrive(&mut gate, "a", 5), Turn::Wait, "what comes now goes behind it");
+        assert_eq!(gate.leave(&key("a")), Some(5));
         assert_eq!(gate.leave(&key("a")), None);
-        gate.unblock(&seen);
         assert!(gate.lines.is_empty());
-        assert_eq!(arrive(&mut gate, "a", 5), Turn::Go);
+    }
+
+    #[test]
+    fn a_row_that_fails_again_keeps_the_block() {
+        let mut gate = Gate::default();
+        gate.block_as_found(key("a"), 2);
+        let seen = gate.settled_blocks().remove(0);
+        assert_eq!(gate.arrive(key("a"), 1, Pass::Again), Turn::Go);
+        gate.block(key("a"));
+        gate.await_failure(&key("a"));
+        gate.hold_committed(&key("a"));
+        gate.unblock(&seen);
+        assert_eq!(arrive(&mut gate, "a", 2), Turn::Hold);
     }
 
     #[test]

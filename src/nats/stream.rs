@@ -53,6 +53,17 @@ pub struct Stream {
     pub(super) name: String,
 }
 
+/// What lies behind a [`Failure::NoResponders`] for this subject, as the stream tells of itself.
+pub fn why_no_responders(told: &Result<StreamFacts, Failure>, subject: &str) -> Failure {
+    match told {
+        Ok(facts) if !facts.takes(subject) => Failure::NoStreamForSubject(subject.to_owned()),
+        Ok(facts) if !facts.has_leader => Failure::NoLeader,
+        // The stream came or its leader was elected meanwhile; or it may not be asked, which is not the event's fault.
+        Ok(_) | Err(Failure::PermissionDenied { .. }) => Failure::NoResponders,
+        Err(failure) => failure.clone(),
+    }
+}
+
 impl Stream {
     /// `config.domain` selects the JetStream domain.
     pub fn new(connection: &Connection, config: &config::Nats) -> Self {
@@ -87,17 +98,6 @@ impl Stream {
         match self.info().await? {
             Ok(info) => info.facts(),
             Err(refusal) => Err(self.named(refusal.into_failure())),
-        }
-    }
-
-    /// What lies behind a [`Failure::NoResponders`] for this subject.
-    pub async fn explain_no_responders(&self, subject: &str) -> Failure {
-        match self.facts().await {
-            Ok(facts) if !facts.takes(subject) => Failure::NoStreamForSubject(subject.to_owned()),
-            Ok(facts) if !facts.has_leader => Failure::NoLeader,
-            // The stream came or its leader was elected meanwhile; or it may not be asked, which is not the event's fault.
-            Ok(_) | Err(Failure::PermissionDenied { .. }) => Failure::NoResponders,
-            Err(failure) => failure,
         }
     }
 

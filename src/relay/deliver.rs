@@ -137,8 +137,9 @@ pub struct Deliver<'a> {
     ages: Ages,
     /// The connection whose acknowledgements count.
     epoch: u64,
-    /// An event that nobody answered for, while the stream is asked why.
-    unanswered: Option<(u64, BoxFuture<'static, Failure>)>,
+    /// Events that nobody answered for, while the stream is asked about itself.
+    unanswered: Vec<u64>,
+    asked: Option<BoxFuture<'static, Result<StreamFacts, Failure>>>,
     /// The rows that the reconciler waits for, how many they were, and where to say that they are settled.
     pass: Option<(HashSet<u64>, usize, oneshot::Sender<usize>)>,
     /// Rows from the reconciler that are under way, by their tokens: none is taken in twice.
@@ -168,7 +169,8 @@ impl<'a> Deliver<'a> {
             next_tick: Instant::now(),
             ages: Ages::default(),
             epoch: 0,
-            unanswered: None,
+            unanswered: Vec::new(),
+            asked: None,
             pass: None,
             rows: HashMap::new(),
         }
@@ -215,10 +217,7 @@ impl<'a> Deliver<'a> {
                 }
                 Ok(()) = link.changed() => self.link(&link.borrow_and_update().clone()),
                 notice = self.nats.notices.recv() => self.notice(notice),
-                (token, failure) = explained(&mut self.unanswered), if self.unanswered.is_some() => {
-                    self.unanswered = None;
-                    self.failed(token, &failure);
-                }
+                told = answer(&mut self.asked), if self.asked.is_some() => self.explained(&told),
                 known = answer(&mut self.proof), if self.proof.is_some() => self.proved(known),
                 Some(ask) = self.wiring.asks.recv(), if deadline.is_none() => self.ask(ask),
                 batch = next_batch(&mut self.wiring.sources), if takes_in => match batch {
@@ -377,14 +376,6 @@ impl<'a> Deliver<'a> {
 /// The next batch of the last source; `None` when it has ended.
 async fn next_batch(sources: &mut [mpsc::Receiver<Vec<Change>>]) -> Option<Vec<Change>> {
     sources.last_mut()?.recv().await
-}
-
-/// Why nobody answered for an event, once the stream has told.
-async fn explained(unanswered: &mut Option<(u64, BoxFuture<'static, Failure>)>) -> (u64, Failure) {
-    match unanswered {
-        Some((token, answer)) => (*token, answer.await),
-        None => std::future::pending().await,
-    }
 }
 
 /// The answer to what was asked, once it has come.

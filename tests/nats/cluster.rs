@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use outbox_relay::fault::{Class, Failure};
-use outbox_relay::nats::stream::Stream;
+use outbox_relay::nats::stream::{Stream, why_no_responders};
 
 use super::{Rig, settings};
 use crate::harness::nats::{Nats, NatsVersion};
@@ -73,7 +73,7 @@ async fn the_death_of_a_leader_is_transient_and_loses_nothing() {
                 match reply.result {
                     Ok(_) => _ = open.remove(&reply.token),
                     Err(Failure::NoResponders) => {
-                        let explained = stream.explain_no_responders("outbox.a.b").await;
+                        let explained = why_no_responders(&stream.facts().await, "outbox.a.b");
                         assert_eq!(explained.class(), Class::Transient, "{explained}");
                     }
                     Err(failure) => assert_eq!(failure.class(), Class::Transient, "{failure}"),

@@ -6,7 +6,7 @@ use futures_util::StreamExt as _;
 use outbox_relay::fault::{Class, Failure};
 use outbox_relay::nats::notice::Notice;
 use outbox_relay::nats::publish::Headers;
-use outbox_relay::nats::stream::Stream;
+use outbox_relay::nats::stream::{Stream, why_no_responders};
 use rustix::process::Signal;
 
 use super::{Rig, SOON, message_id, payload, settings, stored};
@@ -207,14 +207,14 @@ async fn without_a_stream_nobody_answers_and_the_reason_can_be_asked() {
         let jetstream = server.jetstream().await;
         rig.send(1, "elsewhere.a");
         assert_eq!(rig.take_one().await.result, Err(Failure::NoResponders));
-        let explained = stream.explain_no_responders("elsewhere.a").await;
+        let explained = why_no_responders(&stream.facts().await, "elsewhere.a");
         assert_eq!(explained, Failure::NoStreamForSubject("elsewhere.a".to_owned()));
         assert_eq!(explained.class(), Class::Poison);
-        assert_eq!(stream.explain_no_responders("outbox.a.b").await, Failure::NoResponders);
+        assert_eq!(why_no_responders(&stream.facts().await, "outbox.a.b"), Failure::NoResponders);
         jetstream.delete_stream("OUTBOX").await.unwrap();
         rig.send(2, "outbox.a.b");
         assert_eq!(rig.take_one().await.result, Err(Failure::NoResponders));
-        let explained = stream.explain_no_responders("outbox.a.b").await;
+        let explained = why_no_responders(&stream.facts().await, "outbox.a.b");
         assert_eq!(explained, Failure::StreamMissing("OUTBOX".to_owned()));
         assert_eq!(explained.class(), Class::Transient);
         // A subscriber that answers in the stream's place is not taken for it.

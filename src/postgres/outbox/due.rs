@@ -44,8 +44,9 @@ impl Due<'_> {
         .await
     }
 
-    /// Held rows of aggregates in which nothing waits for a retry any more, in the order of their ids.
-    pub async fn released(&self, aggregates: &[AggregateKey], limit: i64) -> Result<Vec<DueRow>, Error> {
+    /// Held rows of aggregates in which nothing waits for a retry any more, in the order of their ids, and whether these are
+    /// all.
+    pub async fn released(&self, aggregates: &[AggregateKey], limit: i64) -> Result<(Vec<DueRow>, bool), Error> {
         let (tenants, types, ids) = columns(aggregates);
         let events = &self.tables.events;
         let condition = format!(
@@ -57,7 +58,7 @@ impl Due<'_> {
         );
         let parameters: [(&(dyn ToSql + Sync), Type); 3] =
             [(&tenants, Type::TEXT_ARRAY), (&types, Type::TEXT_ARRAY), (&ids, Type::TEXT_ARRAY)];
-        self.select(&condition, "e.id", limit, &parameters).await
+        self.select_some(&condition, "e.id", limit, &parameters).await
     }
 
     /// Held rows, whatever waits before them, in the order of their ids: for a relay that keeps no order and so blocks
@@ -66,17 +67,14 @@ impl Due<'_> {
         self.select("status = 'pending' AND next_retry_at = 'infinity'", "e.id", limit, &[]).await
     }
 
-    /// Those of the aggregates that have no row left that waits or is held.
-    pub async fn free(&self, aggregates: &[AggregateKey]) -> Result<Vec<usize>, Error> {
+    /// Those of the aggregates in which nothing waits for a retry any more, by their places.
+    pub async fn quiet(&self, aggregates: &[AggregateKey]) -> Result<Vec<usize>, Error> {
         let (tenants, types, ids) = columns(aggregates);
-        let events = &self.tables.events;
         let statement = format!(
             "SELECT place - 1 FROM unnest($1::text[], $2::text[], $3::text[]) WITH ORDINALITY
                AS free(tenant, type, id, place)
-             WHERE {} AND NOT EXISTS (SELECT FROM {events} e
-               WHERE {} AND status = 'pending' AND next_retry_at = 'infinity')",
-            nothing_waits(events),
-            same_aggregate("e"),
+             WHERE {}",
+            nothing_waits(&self.tables.events),
         );
         let parameters: [(&(dyn ToSql + Sync), Type); 3] =
             [(&tenants, Type::TEXT_ARRAY), (&types, Type::TEXT_ARRAY), (&ids, Type::TEXT_ARRAY)];
@@ -128,13 +126,25 @@ impl Due<'_> {
         limit: i64,
         more: &[(&(dyn ToSql + Sync), Type)],
     ) -> Result<Vec<DueRow>, Error> {
+        Ok(self.select_some(condition, order, limit, more).await?.0)
+    }
+
+    /// The rows, and whether these are all that meet the condition.
+    async fn select_some(
+        &self,
+        condition: &str,
+        order: &str,
+        limit: i64,
+        more: &[(&(dyn ToSql + Sync), Type)],
+    ) -> Result<(Vec<DueRow>, bool), Error> {
         // The first rows that fit into the pass: their sizes are known before their payloads are read. What is selected
         // as text keeps its column's name, so that the order has to name the table.
         let statement = format!(
-            "SELECT {}, outbox_relay_first FROM (
+            "SELECT {}, outbox_relay_first, outbox_relay_found FROM (
                SELECT e.*, e.status = 'pending' AND e.next_retry_at IS DISTINCT FROM 'infinity' AS outbox_relay_first,
                  sum(pg_column_size(e.payload)) OVER (ORDER BY {order}) - pg_column_size(e.payload)
-                   AS outbox_relay_before
+                   AS outbox_relay_before,
+                 count(*) OVER () AS outbox_relay_found
                FROM (SELECT * FROM {} e WHERE {condition} ORDER BY {order} LIMIT {limit}) AS e
              ) AS e WHERE outbox_relay_before < {PASS_BYTES} ORDER BY {order}",
             rows::select_list(),
@@ -148,7 +158,10 @@ impl Due<'_> {
             let pass = if row.try_get(rows::READ)? { Pass::First } else { Pass::Again };
             Ok((rows::read(row)?, pass))
         };
-        found.iter().map(due).collect()
+        let rows = found.iter().map(due).collect::<Result<Vec<_>, Error>>()?;
+        let count = i64::try_from(rows.len()).unwrap_or(i64::MAX);
+        let fitting: i64 = found.first().map_or(Ok(0), |row| row.try_get(rows::READ + 1))?;
+        Ok((rows, count == fitting && count < limit))
     }
 }
 

@@ -14,6 +14,7 @@ use crate::flow::retry;
 use crate::nats::connect::Link;
 use crate::nats::notice::Notice;
 use crate::nats::publish::Reply;
+use crate::nats::stream::{StreamFacts, why_no_responders};
 use crate::relay::gauges::seconds_since;
 use crate::telemetry::health::Condition;
 use crate::telemetry::metrics::peer;
@@ -33,15 +34,24 @@ impl Deliver<'_> {
                 self.goes_on();
                 self.report(accepted.report);
             }
-            Err(Failure::NoResponders) => match self.delivery.subject(reply.token) {
-                Some(subject) if self.unanswered.is_none() => {
+            Err(Failure::NoResponders) => {
+                self.unanswered.push(reply.token);
+                if self.asked.is_none() {
                     let stream = self.nats.stream.clone();
-                    let answer = async move { stream.explain_no_responders(&subject).await };
-                    self.unanswered = Some((reply.token, Box::pin(answer)));
+                    self.asked = Some(Box::pin(async move { stream.facts().await }));
                 }
-                _ => self.failed(reply.token, &Failure::NoResponders),
-            },
+            }
             Err(failure) => self.failed(reply.token, &failure),
+        }
+    }
+
+    /// The stream has told of itself: why nobody answered for the events that wait for that.
+    pub(super) fn explained(&mut self, told: &Result<StreamFacts, Failure>) {
+        self.asked = None;
+        for token in std::mem::take(&mut self.unanswered) {
+            if let Some(subject) = self.delivery.subject(token) {
+                self.failed(token, &why_no_responders(told, &subject));
+            }
         }
     }
 

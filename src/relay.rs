@@ -5,9 +5,11 @@ mod away;
 mod deliver;
 mod drain;
 mod gauges;
+mod make;
 mod prepare;
 mod reach;
 mod resume;
+mod rounds;
 mod session;
 mod stages;
 mod take;
@@ -15,6 +17,7 @@ mod watcher;
 mod writeback;
 
 use std::fmt::Display;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
@@ -127,6 +130,9 @@ enum Setback {
     /// Nothing can be delivered, and the log grows behind the slot.
     #[error("the slot keeps more of the log than source.max_retained_wal while nothing can be delivered")]
     TooMuchRetained,
+    /// What was inserted since may not be in the log.
+    #[error("the outbox table or its publication was changed or made anew; both are checked again")]
+    SourceChanged,
     #[error("PostgreSQL: {}", crate::postgres::describe(.0))]
     Sql(#[from] tokio_postgres::Error),
     #[error(transparent)]
@@ -136,7 +142,7 @@ enum Setback {
 impl Setback {
     fn is_transient(&self) -> bool {
         match self {
-            Self::Transient(_) | Self::TooMuchRetained => true,
+            Self::Transient(_) | Self::TooMuchRetained | Self::SourceChanged => true,
             Self::Connect(error) => error.is_transient(),
             Self::Replication(error) => error.is_transient(),
             Self::Sql(error) | Self::Schema(MigrateError::Database { source: error, .. }) => may_pass(error),
@@ -165,7 +171,7 @@ struct Relay {
     /// Whether the last session took the slot, or stood by for it.
     ran: bool,
     /// The first token that no event had yet.
-    next_token: u64,
+    next_token: AtomicU64,
 }
 
 /// Runs the relay until it is told to stop (SIGTERM or SIGINT).
@@ -227,8 +233,18 @@ async fn serve(
     let postgres = direct_target(&settings).map_err(|mistake| unusable(&mistake))?;
     let router = router(&settings).map_err(|mistake| unusable(&mistake))?;
     let compensations = compensation_route(&settings).map_err(|mistake| unusable(&mistake))?;
-    let mut relay =
-        Relay { settings, postgres, router, compensations, metrics, health, pulse, stop, ran: false, next_token: 0 };
+    let mut relay = Relay {
+        settings,
+        postgres,
+        router,
+        compensations,
+        metrics,
+        health,
+        pulse,
+        stop,
+        ran: false,
+        next_token: AtomicU64::new(0),
+    };
     let mut pause = Pause::new(Duration::from_millis(200), Duration::from_secs(5));
     let mut nats = None;
     while !relay.stop.is_cancelled() {
@@ -240,7 +256,11 @@ async fn serve(
         let Some(nats) = &mut nats else { break };
         let ran = std::mem::take(&mut relay.ran);
         let began = Instant::now();
-        let Err(setback) = session::run(&mut relay, nats).await else { break };
+        let ended = session::run(&mut relay, nats).await;
+        // Old values would look like good news.
+        relay.metrics.leader.set(0);
+        relay.metrics.forget_slot();
+        let Err(setback) = ended else { break };
         if began.elapsed() > LONG {
             pause.reset();
         }

@@ -130,17 +130,17 @@ async fn huge_transactions_fit_into_small_memory() {
     assert_eq!(stream::count(&site.nats.jetstream().await, &site.space.stream).await, u64::try_from(ROWS).unwrap());
 }
 
-/// A backlog from before the slot is read from the table.
+/// A backlog from before the slot is read from the table. `DRAIN_ROWS=1000000` makes it a larger one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn drain_of_a_large_table_fits_into_small_memory() {
-    const ROWS: i64 = 100_000;
+    let rows = std::env::var("DRAIN_ROWS").map_or(100_000, |rows| rows.parse().expect("DRAIN_ROWS is a number"));
     let site = Site::new().await;
-    site.insert(ROWS, 2000).await;
+    site.insert(rows, 2000).await;
     let relay = site.start().await;
     site.freeze_nats_for(Duration::from_secs(10)).await;
     settled(&site.client, DEADLINE).await;
     check_memory(&relay, BOUND);
-    check_order(&site.nats.jetstream().await, &site.space.stream, ROWS).await;
+    check_order(&site.nats.jetstream().await, &site.space.stream, rows).await;
     let state = "SELECT bool_or(needs_drain) FROM outbox_relay_state";
     eventually(DEADLINE, "the drain is over", async || {
         site.client.query_one(state, &[]).await.unwrap().get::<_, Option<bool>>(0) == Some(false)

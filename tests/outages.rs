@@ -187,6 +187,27 @@ async fn a_slow_or_frozen_nats_does_not_cost_the_replication_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn forty_five_seconds_without_nats_cost_nothing() {
+    let mut site = Site::start(NEWEST, &[("wal_sender_timeout", "5s")]).await;
+    let before = walsender(&site).await;
+    site.nats.kill().await;
+    for _ in 0..20 {
+        site.outbox.insert_bulk(100, 10, 500).await;
+    }
+    site.relay.wait_unready().await;
+    always(Duration::from_secs(45), "the walsender and the relay live, and it is not ready", async || {
+        let status = async |path| site.relay.get(path).await.map(|answer| answer.0);
+        walsender(&site).await == before && status("/livez").await == Some(200) && status("/readyz").await == Some(503)
+    })
+    .await;
+    site.nats.start_again().await;
+    site.outbox.wait_completed().await;
+    assert_eq!(walsender(&site).await, before);
+    assert!(!site.postgres.log().contains(TIMED_OUT), "{}", site.postgres.log());
+    assert_eq!(site.expect_exact().await, 2000);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_large_backlog_while_nats_is_frozen_costs_neither_memory_nor_the_replication_connection() {
     const ROWS: usize = 50_000;
     let site = Site::start(NEWEST, &[("wal_sender_timeout", "5s")]).await;

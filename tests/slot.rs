@@ -101,6 +101,17 @@ async fn server_shuts_down_at_once_under_a_relay() {
         let took = postgres.stop_fast().await;
         assert!(took < LONG, "with an idle relay a fast stop took {took:?}");
         relay.wait_unready().await;
+        let unknown =
+            ["slot_active", "slot_confirmed_lag_bytes", "slot_retained_wal_bytes", "oldest_unconfirmed_seconds"];
+        eventually(DEADLINE, "what is not known is not shown", async || {
+            let value = async |name: &str| relay.metric(&format!("outbox_relay_{name}")).await;
+            let mut gone = value("leader").await == Some(0.0) && value("publishes_in_flight").await == Some(0.0);
+            for name in unknown {
+                gone &= value(name).await.is_none();
+            }
+            gone
+        })
+        .await;
 
         postgres.start_again().await;
         relay.wait_ready().await;

@@ -7,8 +7,9 @@ use async_nats::jetstream::stream::{Config, Source};
 use crate::harness::nats::{Nats, NatsVersion, Space};
 use crate::harness::postgres::{Database, PgVersion, Postgres};
 use crate::harness::process::free_port;
-use crate::harness::proxy::Proxy;
+use crate::harness::proxy::{Direction, Proxy};
 use crate::harness::relay::RelaySettings;
+use crate::harness::wait::eventually;
 
 const DEADLINE: Duration = Duration::from_mins(1);
 
@@ -313,4 +314,48 @@ async fn jetstream_that_is_off_is_waited_for() {
         nats.start_again().await;
         relay.wait_ready().await;
     }
+}
+
+/// A server that takes connections and then says nothing more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_hangs_is_given_up_with_the_reason() {
+    let (server, nats) = (Postgres::shared(PgVersion::V18).await, Nats::shared(NatsVersion::V2_15).await);
+    let database = server.database().await;
+    let base = RelaySettings::shared(&database, nats, &Space::new());
+    base.migrate().await;
+    let proxy = Proxy::start(server.port()).await;
+    // Enough for a login, too little for all that is checked.
+    proxy.hold_after(Direction::ToClient, 2000);
+    let mut relay = base.set("postgres.url", &proxy.instead_of(&database.url())).start();
+    relay.wait_log("did not answer for", DEADLINE * 2).await;
+    let says = async || {
+        relay.get("/readyz").await.is_some_and(|(status, body)| status == 503 && body.contains("did not answer"))
+    };
+    eventually(DEADLINE, "the reason is told", says).await;
+    proxy.pass();
+    relay.wait_ready().await;
+}
+
+/// A claim that a poller has not ended is respected, and the poller is named.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_poller_that_keeps_the_relay_from_beginning_is_named() {
+    let (server, nats) = (Postgres::shared(PgVersion::V18).await, Nats::shared(NatsVersion::V2_15).await);
+    let database = server.database().await;
+    let settings = RelaySettings::shared(&database, nats, &Space::new());
+    settings.migrate().await;
+    let mut relay = settings.start();
+    relay.wait_ready().await;
+    assert!(relay.terminate(DEADLINE).await.success());
+    let poller = database.client().await;
+    poller
+        .batch_execute("SET application_name = 'old poller'; BEGIN; SELECT fetch_and_lock_outbox_events(1)")
+        .await
+        .unwrap();
+    let pid: i32 = poller.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0);
+    let mut relay = settings.start();
+    let name = format!("pid {pid} (old poller)");
+    let says = async || relay.get("/readyz").await.is_some_and(|(status, body)| status == 503 && body.contains(&name));
+    eventually(DEADLINE * 2, "it names the poller", says).await;
+    poller.batch_execute("ROLLBACK").await.unwrap();
+    relay.wait_ready().await;
 }

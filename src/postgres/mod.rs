@@ -10,6 +10,8 @@ pub mod names;
 pub mod outbox;
 pub mod pgoutput;
 pub mod slot;
+pub mod source;
+pub mod waits;
 pub mod wal;
 
 /// A database error with its cause, which the driver's own text leaves out. Never a row's values: `DETAIL` is not shown.

@@ -71,6 +71,22 @@ pub fn create_command(source: &Source, server_version: u32) -> String {
     format!("CREATE_REPLICATION_SLOT {} LOGICAL pgoutput (SNAPSHOT 'export'{failover})", identifier(&source.slot))
 }
 
+/// The command that holds the slot's name for as long as the replication connection lives: while rows are drained before
+/// the slot itself is made, no other relay begins, and pollers rest.
+pub fn reserve_command(source: &Source) -> String {
+    format!("CREATE_REPLICATION_SLOT {} TEMPORARY LOGICAL pgoutput (SNAPSHOT 'nothing')", identifier(&source.slot))
+}
+
+/// The command that gives the name free again.
+pub fn release_command(source: &Source) -> String {
+    format!("DROP_REPLICATION_SLOT {}", identifier(&source.slot))
+}
+
+/// Ends a replication connection that waits: it does not notice that nobody waits for it any more.
+pub async fn terminate(client: &Client, pid: i32) -> Result<(), tokio_postgres::Error> {
+    client.execute_typed("SELECT pg_terminate_backend($1)", &[(&pid, Type::INT4)]).await.map(|_| ())
+}
+
 /// The end of the write-ahead log.
 pub async fn current_wal(client: &Client) -> Result<Lsn, tokio_postgres::Error> {
     let row = client.query_typed("SELECT pg_current_wal_insert_lsn()::text", &[]).await?;

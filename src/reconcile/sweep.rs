@@ -22,13 +22,15 @@ pub(super) struct Sweep {
     next: Instant,
     /// Rows up to this id have an outcome, as far as they were there at the last sweep.
     low: i64,
+    /// Which tables the rows stood in then. A partition that is attached brings rows of any age.
+    partitions: Option<String>,
     /// Pending rows that were seen, and the position of the log by which each must have an outcome.
     seen: Option<(Vec<i64>, Lsn)>,
 }
 
 impl Sweep {
     pub(super) fn new() -> Self {
-        Self { next: Instant::now(), low: 0, seen: None }
+        Self { next: Instant::now(), low: 0, partitions: None, seen: None }
     }
 }
 
@@ -43,10 +45,14 @@ impl Reconciler {
     ) -> Result<(), Interrupted> {
         if sweep.seen.is_none() && Instant::now() >= sweep.next {
             sweep.next = Instant::now() + self.sweep_interval;
+            let partitions = due.partitions().await?;
+            if sweep.partitions != partitions {
+                (sweep.low, sweep.partitions) = (0, partitions);
+            }
             let pending = due.pending_after(sweep.low, SWEEP_ROWS).await?;
             // First the rows, then the position: what commits in between is not among the rows.
             let position = slot::current_wal(due.client).await?;
-            sweep.low = self.next_low(due, sweep.low, &pending).await?;
+            sweep.low = self.next_low(due, &pending).await?;
             sweep.seen = (!pending.is_empty()).then_some((pending, position));
         }
         let passed = |(_, position): &(Vec<i64>, Lsn)| *safe.borrow() >= *position;
@@ -67,11 +73,12 @@ impl Reconciler {
 
     /// The next sweep starts behind rows that have an outcome. Ids that are given out but not committed yet may lie
     /// lower: those rows come through the log, and the first sweep of the next session looks at all again.
-    async fn next_low(&self, due: Due<'_>, low: i64, pending: &[i64]) -> Result<i64, Interrupted> {
+    async fn next_low(&self, due: Due<'_>, pending: &[i64]) -> Result<i64, Interrupted> {
         match (pending.first(), pending.last()) {
             (Some(_), Some(&last)) if pending.len() >= SWEEP_ROWS => Ok(last),
             (Some(&first), _) => Ok(first.saturating_sub(1)),
-            _ => Ok(due.highest_id().await?.unwrap_or(low)),
+            // A table that was emptied may count its rows from one again.
+            _ => Ok(due.highest_id().await?.unwrap_or(0)),
         }
     }
 }

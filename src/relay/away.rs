@@ -7,8 +7,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
-use super::prepare;
-use super::{Relay, Setback};
+use super::{Relay, Setback, gauges, prepare};
 use crate::flow::event::Change;
 use crate::flow::lsn::Lsn;
 use crate::postgres::changes::Assembler;
@@ -27,6 +26,7 @@ pub async fn keep_bounded(relay: &Relay) {
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
         if let Err(setback) = look(relay).await {
+            relay.metrics.forget_slot();
             debug!(reason = %setback, "the slot cannot be looked at while NATS is away");
         }
     }
@@ -34,7 +34,11 @@ pub async fn keep_bounded(relay: &Relay) {
 
 async fn look(relay: &Relay) -> Result<(), Setback> {
     let control = connect::sql(&relay.postgres, &prepare::control_session()).await?;
-    let Some(info) = slot::slot_info(&control.client, &relay.settings.source.slot).await? else { return Ok(()) };
+    let Some(info) = slot::slot_info(&control.client, &relay.settings.source.slot).await? else {
+        relay.metrics.forget_slot();
+        return Ok(());
+    };
+    gauges::show_slot(&relay.metrics, &info);
     let behind = u64::try_from(info.lag_bytes).unwrap_or(0);
     if behind > relay.settings.source.max_retained_wal && info.active_pid.is_none() && !info.is_lost() {
         prepare::check_slot(&info, &relay.settings.source)?;

@@ -17,7 +17,7 @@ const BATCH_ROWS: usize = 256;
 /// Bytes of payload handed on at a time, about.
 const BATCH_BYTES: usize = 128 * 1024;
 /// Batches that wait to be taken in.
-const BATCHES: usize = 2;
+pub const BATCHES: usize = 2;
 
 /// A connection that sees what the slot's snapshot shows.
 pub struct Drain {
@@ -50,25 +50,35 @@ impl Drain {
     }
 
     async fn read(self, changes: &mpsc::Sender<Vec<Change>>) -> Result<(), tokio_postgres::Error> {
-        let mut rows = WaitingRows::read(&self.connection.client, &self.tables, self.cap).await?;
-        let (mut batch, mut bytes, mut count) = (vec![Change::Begin { committed_at: None }], 0, 0_u64);
-        while let Some(row) = rows.next().await? {
-            bytes += weight(&row);
-            count += 1;
-            batch.push(Change::Row(Box::new(row)));
-            if batch.len() >= BATCH_ROWS || bytes >= BATCH_BYTES {
-                bytes = 0;
-                if changes.send(std::mem::take(&mut batch)).await.is_err() {
-                    return Ok(());
-                }
-            }
+        let rows = WaitingRows::read(&self.connection.client, &self.tables, self.cap, None).await?;
+        if let Some(rows) = hand_on(rows, |_| self.point, changes).await? {
+            info!(rows, "every waiting row from before the slot was read");
         }
-        batch.push(Change::Commit { end_lsn: self.point });
-        info!(rows = count, "every waiting row from before the slot was read");
-        // The receiver is gone when the session is.
-        let _ = changes.send(batch).await;
         Ok(())
     }
+}
+
+/// Hands rows on as one transaction, whose end follows from their number. Returns that number; `None`: nobody takes them in
+/// any more.
+pub async fn hand_on(
+    mut rows: WaitingRows,
+    end: impl Fn(usize) -> Lsn,
+    changes: &mpsc::Sender<Vec<Change>>,
+) -> Result<Option<usize>, tokio_postgres::Error> {
+    let (mut batch, mut bytes, mut count) = (vec![Change::Begin { committed_at: None }], 0, 0);
+    while let Some(row) = rows.next().await? {
+        bytes += weight(&row);
+        count += 1;
+        batch.push(Change::Row(Box::new(row)));
+        if batch.len() >= BATCH_ROWS || bytes >= BATCH_BYTES {
+            bytes = 0;
+            if changes.send(std::mem::take(&mut batch)).await.is_err() {
+                return Ok(None);
+            }
+        }
+    }
+    batch.push(Change::Commit { end_lsn: end(count) });
+    Ok(changes.send(batch).await.is_ok().then_some(count))
 }
 
 fn weight(row: &Decoded) -> usize {
@@ -78,7 +88,8 @@ fn weight(row: &Decoded) -> usize {
     }
 }
 
-fn session() -> Session {
+/// The session that reads waiting rows: as long as delivery takes.
+pub fn session() -> Session {
     ["statement_timeout", "idle_in_transaction_session_timeout", "lock_timeout"]
         .into_iter()
         .fold(Session::new("outbox-relay drain"), |session, name| session.with(name, "0"))

@@ -3,7 +3,28 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use crate::flow::lsn::Lsn;
+use crate::postgres::slot::SlotInfo;
 use crate::telemetry::metrics::{Counter, Metrics, outcome};
+
+/// Tells what the server says of the slot.
+pub(super) fn show_slot(metrics: &Metrics, info: &SlotInfo) {
+    let bytes = |bytes: i64| u64::try_from(bytes).unwrap_or(0);
+    metrics.slot_active.set(f64::from(u8::from(info.active_pid.is_some())));
+    // A slot that is lost, or is still being made, has no position that could be behind.
+    if info.is_lost() || info.confirmed == Lsn::ZERO {
+        metrics.slot_confirmed_lag.unset();
+        metrics.slot_retained_wal.unset();
+    } else {
+        metrics.slot_confirmed_lag.set_bytes(bytes(info.lag_bytes));
+        metrics.slot_retained_wal.set_bytes(bytes(info.retained_bytes));
+    }
+    match info.safe_bytes {
+        Some(safe) => metrics.slot_safe_wal.set_bytes(bytes(safe)),
+        None => metrics.slot_safe_wal.unset(),
+    }
+    metrics.set_slot_wal_status(Some(&info.wal_status));
+}
 
 /// Seconds since a time of PostgreSQL's clock (microseconds since 2000-01-01 UTC); zero where the clocks disagree.
 pub(super) fn seconds_since(committed_at: i64) -> f64 {

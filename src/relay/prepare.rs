@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tokio_postgres::error::SqlState;
 use tracing::{info, warn};
 
 use super::{Relay, Setback};
@@ -12,9 +13,13 @@ use crate::postgres::migrate::{self, SchemaState};
 use crate::postgres::outbox::{RelayState, Tables};
 use crate::postgres::slot::{self, PublicationFault, SlotInfo};
 use crate::postgres::wal::WalConnection;
+use crate::postgres::{source, waits};
+use crate::telemetry::health::Condition;
 
 /// For how long a replication connection may be silent that only catches up.
 pub const TIMEOUT: Duration = Duration::from_secs(30);
+/// How long one step before a session may take. A server that hangs is given up then.
+const ANSWER: Duration = Duration::from_secs(45);
 
 /// What a session stands on.
 pub struct Ground {
@@ -22,12 +27,37 @@ pub struct Ground {
     pub control: SqlConnection,
     pub server: ServerFacts,
     pub tables: Tables,
+    /// The outbox table and its place in the publication when they were checked.
+    pub mark: String,
 }
 
 impl Ground {
     /// The relay's row of state for `slot`.
     pub fn state<'a>(&'a self, slot: &'a str) -> RelayState<'a> {
         RelayState { client: &self.control.client, tables: &self.tables, slot }
+    }
+
+    /// Waits for pollers that began before the slot was taken.
+    pub async fn wait_for_pollers(&self, slot: &str) -> Result<(), Setback> {
+        let client = &self.control.client;
+        match self.state(slot).wait_for_pollers().await {
+            Err(error) if error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => {
+                let pollers = waits::holders_of(client, &self.tables.state).await?;
+                Err(Setback::Transient(format!(
+                    "a program that polls the outbox has not ended its transaction ({}): the relay begins when it has",
+                    pollers.as_deref().unwrap_or("it has just now")
+                )))
+            }
+            other => Ok(other?),
+        }
+    }
+}
+
+/// Waits for a step before the session, for as long as one may take.
+pub async fn answered<T>(step: &str, taken: impl Future<Output = Result<T, Setback>>) -> Result<T, Setback> {
+    match tokio::time::timeout(ANSWER, taken).await {
+        Ok(answer) => answer,
+        Err(_) => Err(Setback::Transient(format!("PostgreSQL did not answer for {ANSWER:?} while {step}"))),
     }
 }
 
@@ -51,8 +81,17 @@ pub async fn check(relay: &Relay) -> Result<Ground, Setback> {
     if !grants.is_empty() {
         return Err(Setback::Fatal(format!("the role lacks privileges; run: {}", grants.join("; "))));
     }
-    publication(client, source).await?;
-    Ok(Ground { control, server, tables })
+    // First the mark, then the check: what changes in between is noticed.
+    let mut mark = source::mark(client, &source.publication, &source.table).await?;
+    if publication(client, source).await? {
+        let state = RelayState { client, tables: &tables, slot: &source.slot };
+        state.read().await?;
+        // Rows may have been written that no log shows.
+        state.set_needs_drain(true).await?;
+        mark = source::mark(client, &source.publication, &source.table).await?;
+    }
+    relay.health.clear(Condition::Source);
+    Ok(Ground { control, server, tables, mark })
 }
 
 /// What is wrong with the tables, and the mend.
@@ -82,21 +121,32 @@ fn fatal(fault: impl std::fmt::Display) -> Setback {
     Setback::Fatal(fault.to_string())
 }
 
-async fn publication(client: &tokio_postgres::Client, source: &Source) -> Result<(), Setback> {
-    match slot::check_publication(client, &source.publication, &source.table).await? {
-        Ok(None) => Ok(()),
+/// Whether something was mended.
+async fn publication(client: &tokio_postgres::Client, source: &Source) -> Result<bool, Setback> {
+    let (name, table) = (&source.publication, &source.table);
+    match slot::check_publication(client, name, table).await? {
+        Ok(None) => Ok(false),
         Ok(Some(warning)) => {
             warn!("{warning}");
-            Ok(())
+            Ok(false)
         }
         Err(PublicationFault::Missing(name, statement)) if source.create => {
             info!(publication = name, "the publication is missing; it is created");
-            slot::create_publication(client, &source.publication, &source.table).await.map_err(|error| {
+            slot::create_publication(client, &source.publication, table).await.map_err(|error| {
                 fatal(format!(
                     "cannot create publication {name}: {}; run as the table's owner: {statement}",
                     crate::postgres::describe(&error)
                 ))
-            })
+            })?;
+            Ok(true)
+        }
+        // What shows other things as well is its owner's.
+        Err(fault @ PublicationFault::NoTable(..)) if source.create && source::is_empty(client, name).await? => {
+            warn!(publication = name, "the publication is empty, as when its table was dropped; the outbox is added");
+            source::add_table(client, name, table)
+                .await
+                .map_err(|error| fatal(format!("{fault}, as its owner ({})", crate::postgres::describe(&error))))?;
+            Ok(true)
         }
         Err(fault) => Err(fatal(fault)),
     }

@@ -1,5 +1,6 @@
 //! Where things stand when a session begins: the log, the stream, and the aggregates that are blocked.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
 use tracing::{error, info};
@@ -20,7 +21,7 @@ pub async fn begin(
     relay: &Relay,
     stream: &Stream,
     ground: &Ground,
-    (state, confirmed): (&StateRow, Lsn),
+    (state, confirmed, horizon): (&StateRow, Lsn, Option<Lsn>),
     limits: Limits,
 ) -> Result<(Delivery, Known, Option<Duration>), Setback> {
     let facts = stream.facts().await.map_err(|fault| Setback::Transient(fault.to_string()))?;
@@ -30,12 +31,16 @@ pub async fn begin(
         known = Known::read(stream, stream_seq).await.map_err(|fault| Setback::Transient(fault.to_string()))?;
         info!(after = stream_seq, read = known.len(), "the stream was asked for events of unknown outcome");
     }
+    let horizon = match horizon {
+        Some(horizon) => horizon,
+        None => slot::current_wal(&ground.control.client).await?,
+    };
     let start = Start {
         confirmed,
-        horizon: slot::current_wal(&ground.control.client).await?,
+        horizon,
         stream_seq,
         last_seq: facts.last_sequence,
-        first_token: relay.next_token,
+        first_token: relay.next_token.load(Ordering::Relaxed),
     };
     let mut delivery = Delivery::new(limits, start);
     if limits.ordered {

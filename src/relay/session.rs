@@ -2,52 +2,124 @@
 //! and the next one begins from what the table and the slot say.
 
 use std::sync::atomic::Ordering as Atomic;
+use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use super::deliver::{self, Deliver};
-use super::prepare::{self, Ground};
+use super::drain::Drain;
+use super::prepare::{self, Ground, answered};
 use super::stages::{Parts, Progress, Stages, Streaming};
-use super::take::{self, Taken};
-use super::{Relay, Setback, beating, resume};
+use super::take::{self, Claim, Taken};
+use super::watcher::Watcher;
+use super::{Relay, Setback, beating, resume, rounds};
 use crate::config::Ordering;
 use crate::flow::delivery::Limits;
 use crate::flow::lsn::Lsn;
+use crate::postgres::outbox::StateRow;
 use crate::telemetry::health::{Condition, State};
 
 /// Runs one session. `Ok`: the relay was asked to stop.
 pub async fn run(relay: &mut Relay, nats: &mut deliver::Nats) -> Result<(), Setback> {
     let pulse = relay.pulse.clone();
-    let ground = beating(&pulse, prepare::check(relay)).await?;
-    let Some(taken) = beating(&pulse, take::take_slot(relay, &ground)).await? else { return Ok(()) };
+    let ground = beating(&pulse, answered("it was checked", prepare::check(relay))).await?;
+    let Some(claim) = beating(&pulse, take::take_slot(relay, &ground)).await? else { return Ok(()) };
     relay.ran = true;
     relay.metrics.leader.set(1);
-    let result = stream(relay, nats, &ground, taken).await;
-    relay.metrics.leader.set(0);
-    relay.metrics.forget_slot();
+    let result = hold(relay, nats, &ground, claim).await;
     if relay.stop.is_cancelled() { Ok(()) } else { result }
 }
 
+/// From when the slot's name is ours until something ends.
+async fn hold(relay: &Relay, nats: &mut deliver::Nats, ground: &Ground, claim: Claim) -> Result<(), Setback> {
+    let taken = match claim {
+        Claim::Taken(taken) => taken,
+        Claim::Making(making) => rounds::run(relay, nats, ground, making).await?,
+    };
+    let ended = stream(relay, nats, ground, taken).await;
+    if matches!(ended, Err(Setback::SourceChanged)) {
+        // Rows may have been written that the log does not show. Not before all that belongs to this session has ended: the
+        // end of its own drain says the opposite.
+        let state = ground.state(&relay.settings.source.slot);
+        answered("a change was noted", async { Ok(state.set_needs_drain(true).await?) }).await?;
+    }
+    ended
+}
+
 /// Streams until something ends, and brings what was sent to its end.
-async fn stream(relay: &mut Relay, nats: &mut deliver::Nats, ground: &Ground, taken: Taken) -> Result<(), Setback> {
-    let Taken { stream, held, state, confirmed, drain } = taken;
-    let (progress, limits) = (Progress::new(confirmed), limits(relay));
-    // Before anything that may take long: the server ends a connection on which it is not answered.
-    let streaming = Streaming::start(relay, stream, held.timeout, &progress);
+async fn stream(relay: &Relay, nats: &mut deliver::Nats, ground: &Ground, taken: Taken) -> Result<(), Setback> {
+    let Taken { streaming, progress, held, state, confirmed, drain } = taken;
+    let slot = &relay.settings.source.slot;
+    // From when the slot was taken, not from when all is ready.
+    let (alive, fence) = watch::channel(held.since);
+    let watcher = Watcher {
+        ground,
+        source: &relay.settings.source,
+        held,
+        metrics: &relay.metrics,
+        health: &relay.health,
+        alive,
+        stop: streaming.stop.clone(),
+        wal_stop: streaming.wal_stop.clone(),
+    };
+    let seam = drain.as_ref().map(|drain| drain.point);
+    let drained = clear_needs_drain(ground, slot, seam, progress.safe.subscribe(), streaming.stop.clone());
+    let beside = async {
+        let (trouble, cleared) = tokio::join!(watcher.run(), drained);
+        trouble.and(cleared)
+    };
+    let leg = Leg { streaming, progress, drain, fence, timeout: held.timeout, state, confirmed, horizon: None };
+    flow(relay, nats, ground, leg, beside).await?;
+    Err(Setback::Transient("a stage of the session ended".to_owned()))
+}
+
+/// What rows flow from, and where they begin.
+pub struct Leg {
+    pub streaming: Streaming,
+    pub progress: Progress,
+    /// Rows that come before those of the stream.
+    pub drain: Option<Drain>,
+    /// When the slot was last seen to be ours.
+    pub fence: watch::Receiver<Instant>,
+    /// The session's `wal_sender_timeout`.
+    pub timeout: Duration,
+    pub state: StateRow,
+    pub confirmed: Lsn,
+    /// What comes before this may have been sent by an earlier session; `None`: what is in the log by now.
+    pub horizon: Option<Lsn>,
+}
+
+/// Lets rows flow until something ends, and brings what was sent to its end. What goes on beside it has to end with the
+/// streaming's `stop`.
+pub async fn flow<T>(
+    relay: &Relay,
+    nats: &mut deliver::Nats,
+    ground: &Ground,
+    leg: Leg,
+    beside: impl Future<Output = Result<T, Setback>>,
+) -> Result<T, Setback> {
+    let Leg { streaming, progress, drain, fence, timeout, state, confirmed, horizon } = leg;
+    let limits = limits(relay);
     relay.health.clear(Condition::PostgresDown);
-    let begun = beating(&relay.pulse, resume::begin(relay, &nats.stream, ground, (&state, confirmed), limits)).await;
+    let begin = resume::begin(relay, &nats.stream, ground, (&state, confirmed, horizon), limits);
+    // Where PostgreSQL does not answer any more, the stream notices.
+    let stop = streaming.stop.clone();
+    let begun = match beating(&relay.pulse, stop.run_until_cancelled(begin)).await {
+        Some(begun) => begun,
+        None => Err(Setback::Transient("the session ended before it began".to_owned())),
+    };
     let (delivery, known, proof_after) = match begun {
         Ok(begun) => begun,
         Err(setback) => {
-            streaming.end().await;
+            streaming.end(relay, ground).await?;
             return Err(setback);
         }
     };
-    let (seam, horizon) = (drain.as_ref().map(|drain| drain.point), delivery.horizon());
-    let drained = clear_needs_drain(ground, &relay.settings.source.slot, seam, progress.safe.subscribe());
+    let horizon = delivery.horizon();
     progress.stream_seq.store(delivery.stream_seq(), Atomic::Relaxed);
-    let (stages, wiring, watcher) =
-        Stages::start(relay, nats, ground, Parts { streaming, held, drain, limits, progress });
+    let parts = Parts { streaming, drain, limits, progress, fence, fence_limit: timeout * 2 / 3 };
+    let (stages, wiring) = Stages::start(relay, nats, ground, parts);
     let shared = deliver::Shared {
         ground,
         postgres: &relay.postgres,
@@ -61,11 +133,13 @@ async fn stream(relay: &mut Relay, nats: &mut deliver::Nats, ground: &Ground, ta
     };
     relay.health.set(State::Running);
     let deliver = Deliver::new(delivery, known, nats, shared, wiring).run();
-    let (next_token, trouble, cleared) = tokio::join!(deliver, watcher.run(), drained);
+    let (next_token, beside) = tokio::join!(deliver, beside);
+    relay.metrics.forget_delivery();
     let ended = stages.finish(relay, ground).await;
-    relay.next_token = next_token;
-    trouble.and(cleared).and(ended)?;
-    Err(Setback::Transient("a stage of the session ended".to_owned()))
+    relay.next_token.store(next_token, Atomic::Relaxed);
+    let value = beside?;
+    ended?;
+    Ok(value)
 }
 
 fn limits(relay: &Relay) -> Limits {
@@ -84,10 +158,12 @@ async fn clear_needs_drain(
     slot: &str,
     seam: Option<Lsn>,
     mut safe: watch::Receiver<Lsn>,
+    stop: CancellationToken,
 ) -> Result<(), Setback> {
-    if let Some(seam) = seam
-        && safe.wait_for(|&safe| safe >= seam).await.is_ok()
-    {
+    let Some(seam) = seam else { return Ok(()) };
+    // What is lent by the channel keeps its sender waiting: it is given back at once.
+    let passed = async { safe.wait_for(|&safe| safe >= seam).await.is_ok() };
+    if stop.run_until_cancelled(passed).await == Some(true) {
         ground.state(slot).set_needs_drain(false).await?;
     }
     Ok(())

@@ -7,13 +7,11 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::announce::{self, Announcer};
 use super::drain::Drain;
 use super::prepare::{self, Ground};
-use super::take::Held;
-use super::watcher::Watcher;
 use super::writeback::{Backlog, WritebackStage};
 use super::{Relay, Setback, beating, deliver};
 use crate::flow::delivery::Limits;
@@ -21,6 +19,7 @@ use crate::flow::event::Change;
 use crate::flow::lsn::Lsn;
 use crate::postgres::changes::Assembler;
 use crate::postgres::connect::Socket;
+use crate::postgres::names::literal;
 use crate::postgres::slot;
 use crate::postgres::wal::{self, WalError, WalStream};
 use crate::reconcile::compensations::{Asker, Compensations};
@@ -42,56 +41,85 @@ pub struct Progress {
     pub safe: watch::Sender<Lsn>,
     /// The position that the table names as the last to be confirmed, as write-back tells it.
     noted: watch::Sender<Lsn>,
+    /// The position before which everything in the log has its outcome.
+    passed: watch::Receiver<Lsn>,
     /// No event with unrecorded outcome is stored at or below this sequence.
     pub stream_seq: Arc<AtomicU64>,
 }
 
 impl Progress {
     pub fn new(confirmed: Lsn) -> Self {
-        Self { safe: watch::Sender::new(confirmed), noted: watch::Sender::new(confirmed), stream_seq: Arc::default() }
+        let safe = watch::Sender::new(confirmed);
+        let passed = safe.subscribe();
+        Self { safe, noted: watch::Sender::new(confirmed), passed, stream_seq: Arc::default() }
+    }
+
+    /// Of rounds, which have no place in the log.
+    pub fn of_rounds() -> Self {
+        Self { passed: watch::channel(Lsn::ZERO).1, ..Self::new(Lsn::ZERO) }
     }
 }
 
-/// The replication connection at work.
+/// The replication connection at work. It ends when this is dropped.
 pub struct Streaming {
     task: JoinHandle<Result<(), WalError>>,
     changes: mpsc::Receiver<Vec<Change>>,
     /// Ends the session.
-    stop: CancellationToken,
+    pub stop: CancellationToken,
     /// Ends the connection.
-    wal_stop: CancellationToken,
+    pub wal_stop: CancellationToken,
+    guard: DropGuard,
 }
 
 impl Streaming {
     /// Starts to stream. Changes wait in their channel until they are taken in; PostgreSQL is answered meanwhile.
     pub fn start(relay: &Relay, stream: WalStream<Socket>, timeout: Duration, progress: &Progress) -> Self {
+        let (safe, noted) = (progress.safe.subscribe(), progress.noted.subscribe());
+        let assembler = Assembler::new(relay.settings.source.table.clone());
+        let health: Health = relay.health.clone();
+        Self::of(relay, BATCHES, |changes, stop, end| async move {
+            let result = stream.run(assembler, wal::Wiring { changes, safe, noted, timeout, stop: end }).await;
+            if let Err(error) = &result {
+                // At once: what was sent is still brought to its end, which may take as long as the server is away.
+                health.raise(Condition::PostgresDown, error.to_string());
+            }
+            // The session ends with the stream.
+            stop.cancel();
+            result
+        })
+    }
+
+    /// Starts a task that hands on changes; it is given what ends the session, and what ends itself.
+    pub fn of<T>(
+        relay: &Relay,
+        batches: usize,
+        task: impl FnOnce(mpsc::Sender<Vec<Change>>, CancellationToken, CancellationToken) -> T,
+    ) -> Self
+    where
+        T: Future<Output = Result<(), WalError>> + Send + 'static,
+    {
         let (stop, wal_stop) = (relay.stop.child_token(), CancellationToken::new());
-        let (changes_tx, changes) = mpsc::channel(BATCHES);
-        let wiring = wal::Wiring {
-            changes: changes_tx,
-            safe: progress.safe.subscribe(),
-            noted: progress.noted.subscribe(),
-            timeout,
-            stop: wal_stop.clone(),
-        };
-        let task = tokio::spawn(run_stream(relay, stream, wiring, stop.clone()));
-        Self { task, changes, stop, wal_stop }
+        let (sender, changes) = mpsc::channel(batches);
+        let task = tokio::spawn(task(sender, stop.clone(), wal_stop.clone()));
+        Self { task, changes, stop, guard: wal_stop.clone().drop_guard(), wal_stop }
     }
 
     /// Ends the connection; nothing was taken in.
-    pub async fn end(self) {
+    pub async fn end(self, relay: &Relay, ground: &Ground) -> Result<(), Setback> {
         self.wal_stop.cancel();
-        let _ = self.task.await;
+        end_stream(self.task, relay, ground).await
     }
 }
 
 /// What the stages are made of.
 pub struct Parts {
     pub streaming: Streaming,
-    pub held: Held,
     pub drain: Option<Drain>,
     pub limits: Limits,
     pub progress: Progress,
+    /// When the slot was last seen to be ours, and how long after that events may be handed to NATS.
+    pub fence: watch::Receiver<Instant>,
+    pub fence_limit: Duration,
 }
 
 /// The running stages.
@@ -102,26 +130,21 @@ pub struct Stages {
     announcements: Option<JoinHandle<()>>,
     reconciler: JoinHandle<()>,
     beside: JoinSet<()>,
+    _guard: DropGuard,
 }
 
 impl Stages {
-    /// Starts the stages. Returns them with the ends of their channels that delivery holds, and the watcher.
-    pub fn start<'a>(
-        relay: &'a Relay,
-        nats: &deliver::Nats,
-        ground: &'a Ground,
-        Parts { streaming, held, drain, limits, progress }: Parts,
-    ) -> (Self, deliver::Wiring, Watcher<'a>) {
-        let Streaming { task: wal, changes: from_wal, stop, wal_stop } = streaming;
+    /// Starts the stages. Returns them with the ends of their channels that delivery holds.
+    pub fn start(relay: &Relay, nats: &deliver::Nats, ground: &Ground, parts: Parts) -> (Self, deliver::Wiring) {
+        let Parts { streaming, drain, limits, progress, fence, fence_limit } = parts;
+        let Streaming { task: wal, changes: from_wal, stop, wal_stop, guard } = streaming;
         // A report for every event that may be under way.
         let (reports, to_write) = mpsc::channel(limits.events + PASS_ROWS);
         let (asks_tx, asks) = mpsc::channel(1);
         let (settled_tx, settled) = mpsc::channel(SETTLED_BATCHES);
         let (returned_tx, returned) = mpsc::channel(limits.events + PASS_ROWS);
-        // From when the slot was taken, not from when all is ready.
-        let (alive, fence) = watch::channel(held.since);
         let (wish, wished) = watch::channel(Lsn::ZERO);
-        let Progress { safe, noted, stream_seq } = progress;
+        let Progress { safe, noted, passed, stream_seq } = progress;
         let (announcer, announcements) = announce(relay, nats);
         let writeback = WritebackStage {
             target: relay.postgres.clone(),
@@ -132,7 +155,7 @@ impl Stages {
             settled: settled_tx,
             returned: returned_tx,
             stream_seq: Arc::clone(&stream_seq),
-            safe: safe.subscribe(),
+            safe: passed.clone(),
             noted,
             wish: wished,
             unnoted: true,
@@ -146,31 +169,19 @@ impl Stages {
         };
         let stages = Self {
             wal,
-            wal_stop: wal_stop.clone(),
+            wal_stop,
             writeback: tokio::spawn(writeback.run()),
             announcements,
-            reconciler: tokio::spawn(reconciler(relay, ground, limits, asks_tx, safe.subscribe(), stop.clone()).run()),
+            reconciler: tokio::spawn(reconciler(relay, ground, limits, asks_tx, passed, stop.clone()).run()),
             beside: beside(relay, nats, ground, wish, &stop),
+            _guard: guard,
         };
         // The last source is read first.
         let mut sources = vec![from_wal];
         sources.extend(drain.map(|drain| drain.spawn(stop.clone())));
-        let watcher = Watcher {
-            ground,
-            slot: &relay.settings.source.slot,
-            pid: held.pid,
-            timeout: held.timeout,
-            metrics: &relay.metrics,
-            health: &relay.health,
-            max_retained_wal: relay.settings.source.max_retained_wal,
-            alive,
-            stop: stop.clone(),
-            wal_stop,
-        };
-        let fence_limit = held.timeout * 2 / 3;
         let wiring =
             deliver::Wiring { sources, reports, settled, returned, asks, safe, stream_seq, fence, fence_limit, stop };
-        (stages, wiring, watcher)
+        (stages, wiring)
     }
 
     /// Brings the stages to their end, once delivery has ended. An outcome that is known is written before the next
@@ -190,12 +201,17 @@ impl Stages {
             announce::finish(announcements).await;
         }
         self.wal_stop.cancel();
-        let ended = self.wal.await.unwrap_or(Err(WalError::Closed));
-        if ended.as_ref().is_err_and(WalError::needs_new_slot) {
-            give_slot_up(relay, ground).await?;
-        }
-        Ok(ended?)
+        end_stream(self.wal, relay, ground).await
     }
+}
+
+/// Waits for the end of the stream, and looks at why it ended.
+async fn end_stream(stream: JoinHandle<Result<(), WalError>>, relay: &Relay, ground: &Ground) -> Result<(), Setback> {
+    let ended = stream.await.unwrap_or(Err(WalError::Closed));
+    if ended.as_ref().is_err_and(WalError::needs_new_slot) {
+        give_slot_up(relay, ground).await?;
+    }
+    Ok(ended?)
 }
 
 /// The slot shows what cannot be read through it. Nothing after that was confirmed: the next session makes the slot anew,
@@ -205,28 +221,15 @@ async fn give_slot_up(relay: &Relay, ground: &Ground) -> Result<(), Setback> {
     ground.state(&source.slot).set_needs_drain(true).await?;
     if source.create {
         slot::drop_slot(&ground.control.client, &source.slot).await?;
+        return Ok(());
     }
-    Ok(())
-}
-
-/// Streams changes; the session ends with the stream.
-fn run_stream(
-    relay: &Relay,
-    stream: WalStream<Socket>,
-    wiring: wal::Wiring,
-    stop: CancellationToken,
-) -> impl Future<Output = Result<(), WalError>> + Send + 'static {
-    let assembler = Assembler::new(relay.settings.source.table.clone());
-    let health: Health = relay.health.clone();
-    async move {
-        let result = stream.run(assembler, wiring).await;
-        if let Err(error) = &result {
-            // At once: what was sent is still brought to its end, which may take as long as the server is away.
-            health.raise(Condition::PostgresDown, error.to_string());
-        }
-        stop.cancel();
-        result
-    }
+    let name = literal(&source.slot);
+    Err(Setback::Fatal(format!(
+        "replication slot {:?} shows log from before publication {:?}, which cannot be read through it, and source.create = \
+         false keeps the relay from making the slot anew; run: SELECT pg_drop_replication_slot({name}); SELECT \
+         pg_create_logical_replication_slot({name}, 'pgoutput')",
+        source.slot, source.publication
+    )))
 }
 
 fn announce(relay: &Relay, nats: &deliver::Nats) -> (Announcer, Option<JoinHandle<()>>) {

@@ -5,14 +5,15 @@ use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
 use super::drain::Drain;
-use super::prepare::{self, Ground};
-use super::{Relay, Setback};
+use super::make::{self, Making};
+use super::prepare::{self, Ground, answered};
+use super::stages::{Progress, Streaming};
+use super::{Relay, Setback, gauges};
 use crate::flow::lsn::Lsn;
 use crate::postgres::connect::{self, Socket};
-use crate::postgres::names::literal;
 use crate::postgres::outbox::StateRow;
 use crate::postgres::slot::{self, SlotInfo};
-use crate::postgres::wal::{WalConnection, WalStream};
+use crate::postgres::wal::WalConnection;
 use crate::telemetry::health::{Condition, State};
 
 /// Between two looks at a slot that another relay holds.
@@ -30,7 +31,8 @@ pub struct Held {
 
 /// A slot that is ours, and where to go on from.
 pub struct Taken {
-    pub stream: WalStream<Socket>,
+    pub streaming: Streaming,
+    pub progress: Progress,
     pub held: Held,
     pub state: StateRow,
     /// The slot's confirmed position; zero when rows are drained first.
@@ -39,12 +41,43 @@ pub struct Taken {
     pub drain: Option<Drain>,
 }
 
+/// A slot that is ours.
+pub enum Claim {
+    Taken(Taken),
+    /// It is not made yet.
+    Making(Making),
+}
+
+/// The replication connection before it streams.
+pub struct Idle {
+    pub wal: WalConnection<Socket>,
+    /// The backend.
+    pub pid: i32,
+    /// The session's `wal_sender_timeout`.
+    pub timeout: Duration,
+}
+
+impl Idle {
+    /// Streams from `from` on, or from the slot's confirmed position where that is later; `confirmed`: what is confirmed
+    /// already.
+    pub async fn start(self, relay: &Relay, from: Lsn, confirmed: Lsn) -> Result<(Streaming, Progress, Held), Setback> {
+        let source = &relay.settings.source;
+        let Self { wal, pid, timeout } = self;
+        let stream = wal.start(&source.slot, &source.publication, from).await?;
+        let progress = Progress::new(confirmed);
+        // Before anything that may take long: the server ends a connection on which it is not answered.
+        let streaming = Streaming::start(relay, stream, timeout, &progress);
+        Ok((streaming, progress, Held { pid, timeout, since: Instant::now() }))
+    }
+}
+
 /// Waits until the slot is ours. `None`: the relay was asked to stop meanwhile.
-pub async fn take_slot(relay: &mut Relay, ground: &Ground) -> Result<Option<Taken>, Setback> {
+pub async fn take_slot(relay: &mut Relay, ground: &Ground) -> Result<Option<Claim>, Setback> {
     let slot = relay.settings.source.slot.clone();
     let mut said = false;
     loop {
-        let found = slot::slot_info(&ground.control.client, &slot).await?;
+        let look = async { Ok(slot::slot_info(&ground.control.client, &slot).await?) };
+        let found = answered("it was asked for the slot", look).await?;
         if let Some(holder) = found.as_ref().and_then(|info| info.active_pid) {
             relay.health.clear(Condition::PostgresDown);
             // What was wrong with the slot ended our session; the one that holds it now answers for it.
@@ -52,7 +85,9 @@ pub async fn take_slot(relay: &mut Relay, ground: &Ground) -> Result<Option<Take
             relay.health.set(State::Standby);
             // What was checked is fit: when the servers change hands, what they answer meanwhile is waited for.
             relay.ran = true;
-            relay.metrics.slot_active.set(1.0);
+            if let Some(info) = &found {
+                gauges::show_slot(&relay.metrics, info);
+            }
             if !std::mem::replace(&mut said, true) {
                 info!(slot, holder, "another process holds the slot; standing by");
             }
@@ -61,7 +96,7 @@ pub async fn take_slot(relay: &mut Relay, ground: &Ground) -> Result<Option<Take
                 () = tokio::time::sleep(STANDBY) => continue,
             }
         }
-        match take(relay, ground, found).await {
+        match answered("the slot was taken", take(relay, ground, found)).await {
             // Another relay was faster: 55006 the slot is in use, 42710 it was just made.
             Err(Setback::Replication(error)) if matches!(error.sqlstate(), Some("55006" | "42710")) => {}
             other => return other.map(Some),
@@ -70,7 +105,7 @@ pub async fn take_slot(relay: &mut Relay, ground: &Ground) -> Result<Option<Take
 }
 
 /// Takes a slot that nobody holds: the one that exists, if it can be trusted, or a new one.
-async fn take(relay: &Relay, ground: &Ground, found: Option<SlotInfo>) -> Result<Taken, Setback> {
+async fn take(relay: &Relay, ground: &Ground, found: Option<SlotInfo>) -> Result<Claim, Setback> {
     let source = &relay.settings.source;
     if let Some(info) = &found {
         prepare::check_slot(info, source)?;
@@ -79,29 +114,30 @@ async fn take(relay: &Relay, ground: &Ground, found: Option<SlotInfo>) -> Result
     let pid = connection.backend_pid;
     let mut wal = WalConnection::new(connection, prepare::message_cap(&relay.settings));
     let timeout = prepare::settle_replication(&mut wal, ground).await?;
-    let row = ground.state(&source.slot).read().await?;
-    let kept = found.filter(|info| !info.is_lost());
-    let made = match kept {
-        Some(_) => None,
-        None => Some(make_slot(relay, ground, &mut wal).await?),
-    };
-    let from = match kept {
-        Some(_) => noted(ground, &row).await?,
-        None => Lsn::ZERO,
-    };
-    let stream = wal.start(&source.slot, &source.publication, from).await?;
-    let since = Instant::now();
+    let idle = Idle { wal, pid, timeout };
+    let state = ground.state(&source.slot).read().await?;
+    match found.filter(|info| !info.is_lost()) {
+        Some(info) => keep(relay, ground, idle, (info, state)).await.map(Claim::Taken),
+        None => make::begin(relay, ground, idle, state).await,
+    }
+}
+
+/// Goes on with the slot that exists.
+async fn keep(
+    relay: &Relay,
+    ground: &Ground,
+    idle: Idle,
+    (info, state): (SlotInfo, StateRow),
+) -> Result<Taken, Setback> {
+    let from = noted(ground, &state).await?;
+    let drains = state.needs_drain || info.confirmed > state.confirmed;
+    let confirmed = if drains { Lsn::ZERO } else { info.confirmed.max(from) };
+    let (streaming, progress, held) = idle.start(relay, from, confirmed).await?;
     // From here on pollers see that the slot is taken.
-    ground.state(&source.slot).wait_for_pollers().await?;
-    let drain = match (made, &kept) {
-        (None, Some(info)) if row.needs_drain || info.confirmed > row.confirmed => {
-            Some(drain_beside(relay, ground, info).await?)
-        }
-        (made, _) => made,
-    };
-    let confirmed = if drain.is_some() { Lsn::ZERO } else { kept.map_or(Lsn::ZERO, |info| info.confirmed.max(from)) };
-    info!(slot = %source.slot, %confirmed, drain = drain.is_some(), "the slot is ours");
-    Ok(Taken { stream, held: Held { pid, timeout, since }, state: row, confirmed, drain })
+    ground.wait_for_pollers(&relay.settings.source.slot).await?;
+    let drain = if drains { Some(drain_beside(relay, ground, &info).await?) } else { None };
+    info!(slot = %relay.settings.source.slot, %confirmed, drain = drains, "the slot is ours");
+    Ok(Taken { streaming, progress, held, state, confirmed, drain })
 }
 
 /// The position that the table says is confirmed. A slot keeps its own only at checkpoints, so that a server which crashed
@@ -122,32 +158,4 @@ async fn drain_beside(relay: &Relay, ground: &Ground, info: &SlotInfo) -> Result
          from the table first"
     );
     Drain::open(relay, ground, None, info.confirmed).await
-}
-
-/// Makes the slot anew. The snapshot that it exports is the seam: rows that it shows are drained from the table, all
-/// others come through the slot.
-async fn make_slot(relay: &Relay, ground: &Ground, wal: &mut WalConnection<Socket>) -> Result<Drain, Setback> {
-    let source = &relay.settings.source;
-    if !source.create {
-        return Err(Setback::Fatal(format!(
-            "replication slot {:?} is missing, lost, or does not show every waiting row, and source.create = false keeps \
-             the relay from making it; run: SELECT pg_create_logical_replication_slot({}, 'pgoutput')",
-            source.slot,
-            literal(&source.slot)
-        )));
-    }
-    // Durable before the slot exists: a relay that dies during the drain leaves word for the next one.
-    ground.state(&source.slot).set_needs_drain(true).await?;
-    // Only a lost slot goes: another relay may have made the slot anew since, and not have begun to stream yet.
-    let found = slot::slot_info(&ground.control.client, &source.slot).await?;
-    if found.is_some_and(|info| info.is_lost() && info.active_pid.is_none()) {
-        slot::drop_slot(&ground.control.client, &source.slot).await?;
-    }
-    let made = wal.query(&slot::create_command(source, ground.server.version)).await?;
-    let mut fields = made.into_iter().flatten().flatten().skip(1);
-    let (Some(Ok(point)), Some(snapshot)) = (fields.next().map(|text| text.parse()), fields.next()) else {
-        return Err(Setback::Transient("PostgreSQL made the slot but did not say where it begins".to_owned()));
-    };
-    info!(slot = %source.slot, %point, "the slot was made; waiting rows from before it are read from the table");
-    Drain::open(relay, ground, Some(&snapshot), point).await
 }

@@ -86,7 +86,13 @@ impl Health {
 
     pub fn readiness(&self) -> Readiness {
         let inner = self.0.borrow();
-        let mut reasons: Vec<&str> = inner.conditions.values().map(String::as_str).collect();
+        let mut reasons: Vec<&str> = Vec::new();
+        for reason in inner.conditions.values() {
+            // One trouble may be noticed at several places.
+            if !reasons.contains(&&**reason) {
+                reasons.push(reason);
+            }
+        }
         match inner.state {
             State::Starting => reasons.insert(0, "starting"),
             State::Stopping => reasons.insert(0, "stopping"),
@@ -158,6 +164,9 @@ mod tests {
         assert!(!health.raise(Condition::NatsDown, "still no NATS"));
         assert!(health.raise(Condition::Slot, "slot lost"));
         assert_eq!(health.readiness(), not_ready("slot lost\nstill no NATS"));
+        health.raise(Condition::PostgresDown, "slot lost");
+        assert_eq!(health.readiness(), not_ready("slot lost\nstill no NATS"), "each reason once");
+        health.clear(Condition::PostgresDown);
         assert!(health.clear(Condition::Slot));
         assert!(!health.clear(Condition::Slot));
         assert_eq!(health.readiness(), not_ready("still no NATS"));

@@ -295,6 +295,12 @@ impl Metrics {
         self.set_slot_wal_status(None);
     }
 
+    /// Nothing is delivered any more: what was under way has come to its end, or is forgotten.
+    pub fn forget_delivery(&self) {
+        self.in_flight.set(0);
+        self.oldest_unconfirmed.unset();
+    }
+
     /// All metrics in the form of [`CONTENT_TYPE`].
     pub fn render(&self) -> Result<String, std::fmt::Error> {
         let mut page = String::new();

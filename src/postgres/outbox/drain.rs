@@ -10,6 +10,9 @@ use super::{Tables, rows};
 use crate::flow::event::Decoded;
 use crate::postgres::names::literal;
 
+/// Rows that wait for nothing but their turn.
+const WAITING: &str = "e.status = 'pending' AND e.next_retry_at IS NULL";
+
 /// The rows that a snapshot shows as pending and due. They stream: memory does not grow with their number.
 pub struct WaitingRows {
     rows: Pin<Box<RowStream>>,
@@ -27,14 +30,18 @@ impl WaitingRows {
         client.batch_execute(&enter).await
     }
 
-    /// Begins to read on a connection inside the transaction whose snapshot counts. Payloads over `cap` bytes are
-    /// left behind.
-    pub async fn read(client: &Client, tables: &Tables, cap: usize) -> Result<Self, Error> {
-        let statement = format!(
-            "SELECT {} FROM {} e WHERE e.status = 'pending' AND e.next_retry_at IS NULL ORDER BY e.id",
-            rows::select_list(),
-            tables.events
-        );
+    /// Whether more than `rows` wait now.
+    pub async fn are_more_than(client: &Client, tables: &Tables, rows: usize) -> Result<bool, Error> {
+        let statement = format!("SELECT FROM {} e WHERE {WAITING} OFFSET {rows} LIMIT 1", tables.events);
+        Ok(!client.query_typed(&statement, &[]).await?.is_empty())
+    }
+
+    /// Begins to read, on a connection inside the transaction whose snapshot counts where there is one, at most `limit` rows.
+    /// Payloads over `cap` bytes are left behind.
+    pub async fn read(client: &Client, tables: &Tables, cap: usize, limit: Option<usize>) -> Result<Self, Error> {
+        let limit = limit.map_or_else(String::new, |limit| format!(" LIMIT {limit}"));
+        let statement =
+            format!("SELECT {} FROM {} e WHERE {WAITING} ORDER BY e.id{limit}", rows::select_list(), tables.events);
         let cap = i32::try_from(cap).unwrap_or(i32::MAX);
         let rows = client.query_typed_raw(&statement, [(cap, Type::INT4)]).await?;
         Ok(Self { rows: Box::pin(rows) })

@@ -8,6 +8,7 @@ use super::rows::Raw;
 use super::{Tables, rows};
 use crate::flow::event::Decoded;
 use crate::flow::order::{AggregateKey, Pass};
+use crate::postgres::names::literal;
 
 /// Bytes of payloads read in one pass, about.
 const PASS_BYTES: i64 = 8 * 1024 * 1024;
@@ -101,6 +102,16 @@ impl Due<'_> {
     /// The highest id in the table.
     pub async fn highest_id(&self) -> Result<Option<i64>, Error> {
         let statement = format!("SELECT max(id) FROM {}", self.tables.events);
+        let rows = self.client.query_typed(&statement, &[]).await?;
+        rows.first().map_or(Ok(None), |row| row.try_get(0))
+    }
+
+    /// Which tables the rows stand in: changes when a partition is attached or detached.
+    pub async fn partitions(&self) -> Result<Option<String>, Error> {
+        let statement = format!(
+            "SELECT string_agg(relid::oid::text, ' ' ORDER BY relid::oid) FROM pg_partition_tree({}::regclass)",
+            literal(&self.tables.events)
+        );
         let rows = self.client.query_typed(&statement, &[]).await?;
         rows.first().map_or(Ok(None), |row| row.try_get(0))
     }

@@ -65,7 +65,12 @@ impl RelayState<'_> {
     /// in a mode that only this lock conflicts with.
     pub async fn wait_for_pollers(&self) -> Result<(), tokio_postgres::Error> {
         let lock = format!("BEGIN; LOCK TABLE {} IN EXCLUSIVE MODE; COMMIT", self.tables.state);
-        self.client.batch_execute(&lock).await
+        let locked = self.client.batch_execute(&lock).await;
+        if locked.is_err() {
+            // The connection goes on, and is asked whom it waited for.
+            self.client.batch_execute("ROLLBACK").await?;
+        }
+        locked
     }
 
     /// Notes which stream the sequence belongs to, and starts to count at `stream_seq`.

@@ -1,0 +1,142 @@
+//! Making the slot anew. The snapshot that it exports is the seam: rows that it shows are drained from the table, all others
+//! come through the slot.
+//!
+//! PostgreSQL makes a slot only when every transaction that was open before has ended. That may take long; the slot's name
+//! is ours meanwhile, so that rows can be delivered from the table in rounds.
+
+use std::time::{Duration, Instant};
+
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tracing::info;
+
+use super::drain::Drain;
+use super::prepare::Ground;
+use super::rounds::ROUND_ROWS;
+use super::take::{Claim, Held, Idle, Taken};
+use super::{Relay, Setback};
+use crate::config::Source;
+use crate::flow::lsn::Lsn;
+use crate::postgres::connect::Socket;
+use crate::postgres::names::literal;
+use crate::postgres::outbox::{StateRow, WaitingRows};
+use crate::postgres::slot;
+use crate::postgres::wal::{WalConnection, WalError};
+use crate::telemetry::health::Condition;
+
+/// For how long the slot is simply waited for, before rows are delivered meanwhile. Mostly it is there at once.
+const PROMPT: Duration = Duration::from_millis(500);
+
+/// A slot that PostgreSQL is making for us. Its name is ours already.
+pub struct Making {
+    pub held: Held,
+    /// Called when few rows wait any more.
+    pub little: CancellationToken,
+    state: StateRow,
+    task: JoinHandle<Result<Made, Setback>>,
+}
+
+/// A slot that was made for us and streams to nobody yet, so that its snapshot can be entered.
+pub struct Made {
+    wal: WalConnection<Socket>,
+    point: Lsn,
+    snapshot: String,
+}
+
+impl Drop for Making {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Making {
+    /// Waits until the slot is made. Cancel-safe; once it has returned, there is nothing left to wait for.
+    pub async fn made(&mut self) -> Result<Made, Setback> {
+        (&mut self.task).await.unwrap_or(Err(Setback::Replication(WalError::Closed)))
+    }
+
+    /// Enters the snapshot of the slot that was made, and streams.
+    pub async fn start(&self, relay: &Relay, ground: &Ground, made: Made) -> Result<Taken, Setback> {
+        let Made { wal, point, snapshot } = made;
+        let slot = &relay.settings.source.slot;
+        info!(slot, %point, "the slot was made; waiting rows from before it are read from the table");
+        // The snapshot exists only until the connection goes on.
+        let drain = Drain::open(relay, ground, Some(&snapshot), point).await?;
+        let idle = Idle { wal, pid: self.held.pid, timeout: self.held.timeout };
+        let (streaming, progress, held) = idle.start(relay, Lsn::ZERO, Lsn::ZERO).await?;
+        ground.wait_for_pollers(slot).await?;
+        let state = self.state.clone();
+        Ok(Taken { streaming, progress, held, state, confirmed: Lsn::ZERO, drain: Some(drain) })
+    }
+
+    /// Gives up what is being made: PostgreSQL does not notice by itself that nobody waits for it any more, and would hold
+    /// the name for as long as the old transactions last.
+    pub async fn give_up(self, ground: &Ground) {
+        const PATIENCE: Duration = Duration::from_secs(2);
+        self.task.abort();
+        let ended = slot::terminate(&ground.control.client, self.held.pid);
+        // Where PostgreSQL does not answer there is nothing to be ended by us.
+        let _ = tokio::time::timeout(PATIENCE, ended).await;
+    }
+}
+
+/// Begins to make the slot anew, and waits for a while. Where much waits in the table, it is delivered first: a snapshot
+/// that is held for long keeps PostgreSQL from cleaning up.
+pub async fn begin(relay: &Relay, ground: &Ground, idle: Idle, state: StateRow) -> Result<Claim, Setback> {
+    let source = &relay.settings.source;
+    if !source.create {
+        return Err(Setback::Fatal(format!(
+            "replication slot {:?} is missing, lost, or does not show every waiting row, and source.create = false keeps \
+             the relay from making it; run: SELECT pg_create_logical_replication_slot({}, 'pgoutput')",
+            source.slot,
+            literal(&source.slot)
+        )));
+    }
+    let client = &ground.control.client;
+    // Durable before the slot exists: a relay that dies during the drain leaves word for the next one.
+    ground.state(&source.slot).set_needs_drain(true).await?;
+    // Only a lost slot goes: another relay may have made the slot anew since, and not have begun to stream yet.
+    let found = slot::slot_info(client, &source.slot).await?;
+    if found.is_some_and(|info| info.is_lost() && info.active_pid.is_none()) {
+        slot::drop_slot(client, &source.slot).await?;
+    }
+    let much = WaitingRows::are_more_than(client, &ground.tables, ROUND_ROWS).await?;
+    let Idle { wal, pid, timeout } = idle;
+    let little = CancellationToken::new();
+    let command = slot::create_command(source, ground.server.version);
+    let task = tokio::spawn(make(wal, source.clone(), command, much.then(|| little.clone())));
+    let mut making = Making { held: Held { pid, timeout, since: Instant::now() }, little, state, task };
+    loop {
+        if let Ok(made) = tokio::time::timeout(PROMPT, making.made()).await {
+            return making.start(relay, ground, made?).await.map(Claim::Taken);
+        }
+        let asked = Instant::now();
+        if slot::slot_info(client, &source.slot).await?.is_some_and(|info| info.active_pid == Some(pid)) {
+            making.held.since = asked;
+            relay.health.raise(Condition::Slot, "the new slot is being made");
+            // From here on pollers see that the slot is taken.
+            ground.wait_for_pollers(&source.slot).await?;
+            return Ok(Claim::Making(making));
+        }
+    }
+}
+
+/// Makes the slot; with `after`, only when that is called, and until then holds its name.
+async fn make(
+    mut wal: WalConnection<Socket>,
+    source: Source,
+    command: String,
+    after: Option<CancellationToken>,
+) -> Result<Made, Setback> {
+    if let Some(little) = after {
+        wal.query(&slot::reserve_command(&source)).await?;
+        little.cancelled().await;
+        wal.query(&slot::release_command(&source)).await?;
+    }
+    let made = wal.query(&command).await?;
+    let mut fields = made.into_iter().flatten().flatten().skip(1);
+    let (Some(Ok(point)), Some(snapshot)) = (fields.next().map(|text| text.parse()), fields.next()) else {
+        return Err(Setback::Transient("PostgreSQL made the slot but did not say where it begins".to_owned()));
+    };
+    Ok(Made { wal, point, snapshot })
+}

@@ -1,0 +1,183 @@
+//! The outbox table or its publication changes under a running relay: it is noticed, mended or told, and no row is missed.
+
+use crate::harness::nats::NatsVersion;
+use crate::harness::postgres::PgVersion;
+use crate::harness::relay::{READY, Relay, RelaySettings};
+use crate::harness::scene::{DELIVERED, Scene, publishes};
+use crate::harness::wait::eventually;
+
+/// The sweep comes too late to find anything.
+fn without_sweep(scene: &Scene) -> RelaySettings {
+    scene.settings.clone().set("reconcile.sweep_interval", "1h")
+}
+
+/// Four events of two aggregates.
+async fn insert(scene: &Scene, batch: &str) {
+    let insert = format!(
+        "INSERT INTO outbox_events (event_id, aggregate_type, aggregate_id, event_type, payload)
+         SELECT '{batch}-' || i, 'order', (i % 2)::text, 'paid', '{{}}' FROM generate_series(1, 4) i"
+    );
+    scene.sql(&insert).await;
+}
+
+/// Waits until the probe gives a reason that holds all these words.
+async fn told(relay: &Relay, words: &[&str]) {
+    let what = format!("it is not ready and says {words:?}");
+    eventually(READY, &what, async || {
+        let answer = relay.get("/readyz").await;
+        answer.is_some_and(|(status, body)| status == 503 && words.iter().all(|word| body.contains(word)))
+    })
+    .await;
+}
+
+/// The stream holds these batches, whole and in order, and nothing twice.
+async fn expect(scene: &Scene, relay: &mut Relay, batches: &[&str]) {
+    scene.wait_stored(batches.len() as u64 * 4).await;
+    scene.wait_number("SELECT count(*) FROM outbox_events WHERE status <> 'completed'", 0).await;
+    relay.wait_ready().await;
+    let ids = scene.ids().await;
+    for aggregate in [0, 1] {
+        let of_it = |id: &&String| id.bytes().last().unwrap() % 2 == aggregate;
+        let numbers = (1..=4).filter(|n| n % 2 == aggregate);
+        let wanted: Vec<String> =
+            batches.iter().flat_map(|batch| numbers.clone().map(move |n| format!("{batch}-{n}"))).collect();
+        assert_eq!(ids.iter().filter(of_it).cloned().collect::<Vec<_>>(), wanted);
+    }
+    assert_eq!(ids.len(), batches.len() * 4);
+    assert_eq!(publishes(relay, "duplicate").await, 0);
+}
+
+/// Case 17.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_table_that_is_made_anew_under_a_running_relay_is_published_again() {
+    for version in PgVersion::ENDS {
+        let scene = Scene::on(version, NatsVersion::V2_15).await;
+        let mut relay = scene.relay_with(&without_sweep(&scene)).await;
+        insert(&scene, "old").await;
+        scene.wait_completed(4).await;
+        scene.sql("DROP TABLE outbox_events CASCADE").await;
+        scene.settings.migrate().await;
+        // Their ids are those of the first rows of the old table.
+        insert(&scene, "new").await;
+        expect(&scene, &mut relay, &["old", "new"]).await;
+        insert(&scene, "later").await;
+        expect(&scene, &mut relay, &["old", "new", "later"]).await;
+        assert!(relay.log().contains("the outbox is added"), "{}", relay.log());
+    }
+}
+
+/// Case 17, where the relay may not mend it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_table_that_is_made_anew_is_told_where_the_relay_must_not_add_it() {
+    for version in PgVersion::ENDS {
+        let scene = Scene::on(version, NatsVersion::V2_15).await;
+        let mut relay = scene.relay().await;
+        assert!(relay.terminate(READY).await.success());
+        let mut relay = scene.relay_with(&without_sweep(&scene).set("source.create", "false")).await;
+        insert(&scene, "old").await;
+        scene.wait_completed(4).await;
+        scene.sql("DROP TABLE outbox_events CASCADE").await;
+        told(&relay, &["outbox_events", "outbox-relay migrate"]).await;
+        scene.settings.migrate().await;
+        insert(&scene, "new").await;
+        let mend =
+            format!("ALTER PUBLICATION \"{}\" ADD TABLE \"public\".\"outbox_events\"", scene.database.publication);
+        told(&relay, &["does not include", &mend]).await;
+        assert_eq!(relay.get("/livez").await.map(|answer| answer.0), Some(200));
+        scene.sql(&mend).await;
+        expect(&scene, &mut relay, &["old", "new"]).await;
+    }
+}
+
+/// Too short to be seen: the rows of the meantime are in no log all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_written_while_the_table_was_out_of_its_publication_are_delivered() {
+    for version in PgVersion::ENDS {
+        let scene = Scene::on(version, NatsVersion::V2_15).await;
+        let publication = &scene.database.publication;
+        let mut relay = scene.relay_with(&without_sweep(&scene)).await;
+        insert(&scene, "before").await;
+        scene.wait_completed(4).await;
+        scene.sql(&format!("ALTER PUBLICATION {publication} DROP TABLE outbox_events")).await;
+        insert(&scene, "between").await;
+        scene.sql(&format!("ALTER PUBLICATION {publication} ADD TABLE outbox_events")).await;
+        expect(&scene, &mut relay, &["before", "between"]).await;
+        // Taken out for good, it is put back.
+        scene.sql(&format!("ALTER PUBLICATION {publication} DROP TABLE outbox_events")).await;
+        insert(&scene, "out").await;
+        expect(&scene, &mut relay, &["before", "between", "out"]).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_publication_that_shows_other_things_is_told_and_left_alone() {
+    for (change, words, mend) in [
+        ("SET (publish = 'update')", "does not publish inserts", "SET (publish = 'insert')"),
+        ("SET TABLE outbox_dead_letter", "does not include", "ADD TABLE outbox_events"),
+    ] {
+        let scene = Scene::new().await;
+        let publication = &scene.database.publication;
+        let mut relay = scene.relay_with(&without_sweep(&scene)).await;
+        insert(&scene, "before").await;
+        scene.wait_completed(4).await;
+        scene.sql(&format!("ALTER PUBLICATION {publication} {change}")).await;
+        insert(&scene, "between").await;
+        told(&relay, &[words, "ALTER PUBLICATION"]).await;
+        insert(&scene, "later").await;
+        assert_eq!(scene.count().await, 4);
+        scene.sql(&format!("ALTER PUBLICATION {publication} {mend}")).await;
+        expect(&scene, &mut relay, &["before", "between", "later"]).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_publication_that_is_dropped_under_a_running_relay_is_made_again() {
+    for version in PgVersion::ENDS {
+        let scene = Scene::on(version, NatsVersion::V2_15).await;
+        let mut relay = scene.relay_with(&without_sweep(&scene)).await;
+        insert(&scene, "before").await;
+        scene.wait_completed(4).await;
+        scene.sql(&format!("DROP PUBLICATION {}", scene.database.publication)).await;
+        insert(&scene, "between").await;
+        expect(&scene, &mut relay, &["before", "between"]).await;
+    }
+}
+
+/// Where the relay must make neither, each step that it waits for is told.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_publication_that_is_dropped_is_told_where_the_relay_must_not_make_it() {
+    let scene = Scene::on(PgVersion::V15, NatsVersion::V2_15).await;
+    let (publication, slot) = (&scene.database.publication, &scene.database.slot);
+    let mut relay = scene.relay().await;
+    assert!(relay.terminate(READY).await.success());
+    let mut relay = scene.relay_with(&without_sweep(&scene).set("source.create", "false")).await;
+    insert(&scene, "before").await;
+    scene.wait_completed(4).await;
+    scene.sql(&format!("DROP PUBLICATION {publication}")).await;
+    insert(&scene, "between").await;
+    told(&relay, &["does not exist", "CREATE PUBLICATION"]).await;
+    let create = "FOR TABLE outbox_events WITH (publish = 'insert', publish_via_partition_root = true)";
+    scene.sql(&format!("CREATE PUBLICATION {publication} {create}")).await;
+    // The slot still shows the log of the meantime, which cannot be read.
+    told(&relay, &["pg_drop_replication_slot", "pg_create_logical_replication_slot"]).await;
+    eventually(DELIVERED, "the slot is dropped", async || {
+        scene.client.batch_execute(&format!("SELECT pg_drop_replication_slot('{slot}')")).await.is_ok()
+    })
+    .await;
+    told(&relay, &["is missing", "pg_create_logical_replication_slot"]).await;
+    scene.sql(&format!("SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")).await;
+    expect(&scene, &mut relay, &["before", "between"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_table_that_is_renamed_under_a_running_relay_is_missed() {
+    let scene = Scene::new().await;
+    let mut relay = scene.relay_with(&without_sweep(&scene)).await;
+    insert(&scene, "before").await;
+    scene.wait_completed(4).await;
+    scene.sql("ALTER TABLE outbox_events RENAME TO elsewhere").await;
+    told(&relay, &["outbox_events", "outbox-relay migrate"]).await;
+    scene.sql("ALTER TABLE elsewhere RENAME TO outbox_events").await;
+    insert(&scene, "after").await;
+    expect(&scene, &mut relay, &["before", "after"]).await;
+}

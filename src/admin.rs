@@ -90,6 +90,7 @@ async fn readyz(State(watched): State<Watched>) -> Response {
 }
 
 async fn metrics(State(watched): State<Watched>) -> Response {
+    watched.metrics.ready.set(i64::from(!matches!(watched.health.readiness(), Readiness::NotReady(_))));
     match watched.metrics.render() {
         Ok(page) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], page).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
@@ -134,6 +135,10 @@ mod tests {
         let page = get(address, "/metrics").await;
         assert!(page.contains(&format!("content-type: {CONTENT_TYPE}\r\n")), "{page}");
         assert!(page.contains("\noutbox_relay_events_decoded_total 1\n"), "{page}");
+        assert!(page.contains("\noutbox_relay_ready 0\n"), "{page}");
+        health.clear(Condition::Slot);
+        health.clear(Condition::NatsDown);
+        assert!(get(address, "/metrics").await.contains("\noutbox_relay_ready 1\n"));
         assert!(get(address, "/status").await.starts_with("HTTP/1.1 404"));
 
         // A request that never ends does not delay the end for long.

@@ -33,6 +33,7 @@ use crate::postgres::names;
 use crate::postgres::wal::WalError;
 use crate::telemetry::health::{Condition, Health, Pulse, State};
 use crate::telemetry::metrics::{Metrics, peer};
+use crate::telemetry::systemd::Manager;
 
 /// The checks of settings that belong to the stages: what a stage would refuse is found before any is started.
 pub const CHECKS: &[Check] = &[
@@ -181,7 +182,7 @@ struct Relay {
 pub async fn run(settings: Settings) -> Result<(), RunError> {
     let stop = CancellationToken::new();
     let signals = tokio::spawn(stop_on_signal(stop.clone()));
-    let result = run_until(settings, stop).await;
+    let result = run_watched(settings, stop, Manager::of_environment()).await;
     signals.abort();
     result
 }
@@ -191,8 +192,14 @@ pub async fn run(settings: Settings) -> Result<(), RunError> {
 /// # Errors
 /// As [`run`].
 pub async fn run_until(settings: Settings, stop: CancellationToken) -> Result<(), RunError> {
+    run_watched(settings, stop, None).await
+}
+
+/// The same, watched by a service manager: it started the process, which is its program's own affair.
+async fn run_watched(settings: Settings, stop: CancellationToken, manager: Option<Manager>) -> Result<(), RunError> {
     let (health, pulse, metrics) = (Health::default(), Pulse::default(), Metrics::new());
     let admin_stop = CancellationToken::new();
+    let told = manager.map(|manager| tokio::spawn(manager.tell(health.clone(), pulse.clone(), admin_stop.clone())));
     let admin = match settings.admin.listen {
         Some(listen) => {
             let admin = Admin::bind(listen, health.clone(), pulse.clone(), metrics.clone()).await?;
@@ -215,8 +222,8 @@ pub async fn run_until(settings: Settings, stop: CancellationToken) -> Result<()
         }
     };
     admin_stop.cancel();
-    if let Some(admin) = admin {
-        let _ = admin.await;
+    for watching in admin.into_iter().chain(told) {
+        let _ = watching.await;
     }
     result
 }

@@ -231,5 +231,13 @@ pub async fn missing_grants(
             grants.push(format!("GRANT {} ON {table} TO {user}", lacking.join(", ")));
         }
     }
+    // Everyone may call a function, unless that was taken back, as deploy/sql/roles.sql does.
+    let functions = "SELECT 'GRANT EXECUTE ON FUNCTION ' || p.oid::regprocedure || ' TO ' || quote_ident(current_user)
+         FROM pg_proc p JOIN pg_class c ON c.relnamespace = p.pronamespace
+         WHERE c.oid = to_regclass($1) AND p.proname IN ('outbox_relay_compensate', 'create_compensation')
+           AND NOT has_function_privilege(p.oid, 'EXECUTE') ORDER BY p.proname DESC";
+    for row in client.query_typed(functions, &[(&tables.events, Type::TEXT)]).await? {
+        grants.push(row.try_get(0)?);
+    }
     Ok(grants)
 }

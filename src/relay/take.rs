@@ -78,6 +78,10 @@ pub async fn take_slot(relay: &mut Relay, ground: &Ground) -> Result<Option<Clai
     loop {
         let look = async { Ok(slot::slot_info(&ground.control.client, &slot).await?) };
         let found = answered("it was asked for the slot", look).await?;
+        if found.as_ref().is_some_and(SlotInfo::is_lost) {
+            // Shown until the slot is anew: the relay makes it, or an operator does.
+            relay.metrics.set_slot_wal_status(Some("lost"));
+        }
         if let Some(holder) = found.as_ref().and_then(|info| info.active_pid) {
             relay.health.clear(Condition::PostgresDown);
             // What was wrong with the slot ended our session; the one that holds it now answers for it.

@@ -84,6 +84,10 @@ impl Health {
         self.0.borrow().conditions.contains_key(&condition)
     }
 
+    pub fn is_stopping(&self) -> bool {
+        self.0.borrow().state == State::Stopping
+    }
+
     pub fn readiness(&self) -> Readiness {
         let inner = self.0.borrow();
         let mut reasons: Vec<&str> = Vec::new();

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use prometheus_client::encoding::{EncodeMetric, MetricEncoder, text};
 pub use prometheus_client::metrics::counter::Counter;
@@ -165,6 +166,8 @@ pub struct Metrics {
     pub events_without_row: Counter,
     pub row_headers_dropped: Counter,
     pub leader: Gauge,
+    /// What `/readyz` answers: set when the metrics are asked for.
+    pub ready: Gauge,
     pub slot_active: Known,
     pub slot_confirmed_lag: Known,
     pub slot_retained_wal: Known,
@@ -242,6 +245,7 @@ impl Metrics {
                 Counter::default(),
             ),
             leader: add(r, "leader", "Whether this relay holds the slot", Gauge::default()),
+            ready: add(r, "ready", "Whether rows flow, or this relay stands by", Gauge::default()),
             slot_active: add(r, "slot_active", "Whether the slot is in use", Known::default()),
             slot_confirmed_lag: add(
                 r,
@@ -272,6 +276,8 @@ impl Metrics {
         };
         let build: Family<Label, Gauge> = add(r, "build_info", "The running version", Family::default());
         build.get_or_create(&[("version", env!("CARGO_PKG_VERSION"))]).set(1);
+        let start = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        add(r, "start_timestamp_seconds", "When this process started", Known::default()).set(start);
         Self { registry: Arc::new(registry), ..metrics }
     }
 
@@ -358,6 +364,7 @@ mod tests {
             "events_without_row_total 0",
             "row_headers_dropped_total 0",
             "leader 0",
+            "ready 0",
             "slot_active 1.0",
             "slot_confirmed_lag_bytes 1.0",
             "slot_retained_wal_bytes 1.0",
@@ -368,8 +375,9 @@ mod tests {
         ] {
             assert!(page.lines().any(|line| line == format!("outbox_relay_{sample}")), "{sample} in {page}");
         }
+        assert!(page.contains("\noutbox_relay_start_timestamp_seconds 1"), "{page}");
         assert!(page.ends_with("# EOF\n"));
-        assert_eq!(page.matches("# TYPE").count(), 22);
+        assert_eq!(page.matches("# TYPE").count(), 24);
     }
 
     #[test]

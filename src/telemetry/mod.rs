@@ -2,6 +2,7 @@
 
 pub mod health;
 pub mod metrics;
+pub mod systemd;
 
 use std::io::{self, IsTerminal};
 

@@ -1,4 +1,6 @@
-//! What is served on `admin.listen`: `/livez`, `/readyz` and `/metrics`.
+//! What is served on `admin.listen`: `/livez`, `/readyz`, `/metrics`, `/status`, and a page on `/` that shows the latter.
+
+mod page;
 
 use std::io;
 use std::net::SocketAddr;
@@ -12,8 +14,9 @@ use axum::routing::get;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use crate::telemetry::health::{Health, Pulse, Readiness};
-use crate::telemetry::metrics::{CONTENT_TYPE, Metrics};
+use crate::telemetry::health::Readiness;
+use crate::telemetry::metrics::CONTENT_TYPE;
+use crate::telemetry::status::Board;
 
 /// A loop that has not ticked for so long is taken for dead. Its longest honest wait is that for a statement or a
 /// publish, which have timeouts of seconds.
@@ -33,23 +36,16 @@ pub struct AdminError {
     error: io::Error,
 }
 
-#[derive(Clone)]
-struct Watched {
-    health: Health,
-    pulse: Pulse,
-    metrics: Metrics,
-}
-
 /// The server, bound to its port.
 pub struct Admin {
     listener: TcpListener,
-    watched: Watched,
+    board: Board,
 }
 
 impl Admin {
-    pub async fn bind(listen: SocketAddr, health: Health, pulse: Pulse, metrics: Metrics) -> Result<Self, AdminError> {
+    pub async fn bind(listen: SocketAddr, board: Board) -> Result<Self, AdminError> {
         let listener = TcpListener::bind(listen).await.map_err(|error| AdminError { listen, error })?;
-        Ok(Self { listener, watched: Watched { health, pulse, metrics } })
+        Ok(Self { listener, board })
     }
 
     /// The address in fact: with port 0 the system chose one.
@@ -59,21 +55,25 @@ impl Admin {
 
     /// Serves until `stop` is cancelled; open requests get a moment to end.
     pub async fn serve(self, stop: CancellationToken) {
+        let memory = self.board.clone();
         let routes = Router::new()
+            .route("/", get(page))
+            .route("/status", get(status))
             .route("/livez", get(livez))
             .route("/readyz", get(readyz))
             .route("/metrics", get(metrics))
-            .with_state(self.watched);
+            .with_state(self.board);
         let server = axum::serve(self.listener, routes).with_graceful_shutdown(stop.clone().cancelled_owned());
         tokio::select! {
             _ = server.into_future() => {}
+            () = memory.remember() => {}
             () = async { stop.cancelled().await; tokio::time::sleep(LAST_REQUESTS).await } => {}
         }
     }
 }
 
-async fn livez(State(watched): State<Watched>) -> Response {
-    let age = watched.pulse.age();
+async fn livez(State(board): State<Board>) -> Response {
+    let age = board.pulse.age();
     if age < DEAD_AFTER {
         return "alive\n".into_response();
     }
@@ -81,20 +81,34 @@ async fn livez(State(watched): State<Watched>) -> Response {
     (StatusCode::SERVICE_UNAVAILABLE, reason).into_response()
 }
 
-async fn readyz(State(watched): State<Watched>) -> Response {
-    match watched.health.readiness() {
+async fn readyz(State(board): State<Board>) -> Response {
+    match board.health.readiness() {
         Readiness::Ready => "ready\n".into_response(),
         Readiness::Standby => "standby\n".into_response(),
         Readiness::NotReady(reasons) => (StatusCode::SERVICE_UNAVAILABLE, reasons + "\n").into_response(),
     }
 }
 
-async fn metrics(State(watched): State<Watched>) -> Response {
-    watched.metrics.ready.set(i64::from(!matches!(watched.health.readiness(), Readiness::NotReady(_))));
-    match watched.metrics.render() {
+async fn metrics(State(board): State<Board>) -> Response {
+    board.metrics.ready.set(i64::from(!matches!(board.health.readiness(), Readiness::NotReady(_))));
+    match board.metrics.render() {
         Ok(page) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], page).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
     }
+}
+
+async fn status(State(board): State<Board>) -> Response {
+    match serde_json::to_string_pretty(&board.status()) {
+        Ok(json) => {
+            let headers = [(header::CONTENT_TYPE, "application/json"), (header::CACHE_CONTROL, "no-store")];
+            (headers, json + "\n").into_response()
+        }
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+    }
+}
+
+async fn page(State(board): State<Board>) -> Response {
+    page::render(&board.status())
 }
 
 #[cfg(test)]
@@ -103,7 +117,8 @@ mod tests {
     use tokio::net::TcpStream;
 
     use super::*;
-    use crate::telemetry::health::{Condition, State as Doing};
+    use crate::telemetry::health::{Condition, Health, Pulse, State as Doing};
+    use crate::telemetry::metrics::Metrics;
 
     async fn get(address: SocketAddr, path: &str) -> String {
         let mut stream = TcpStream::connect(address).await.unwrap();
@@ -117,7 +132,8 @@ mod tests {
     #[tokio::test]
     async fn probes_and_metrics_are_served_until_the_end() {
         let (health, pulse, metrics) = (Health::default(), Pulse::default(), Metrics::new());
-        let admin = Admin::bind(([127, 0, 0, 1], 0).into(), health.clone(), pulse, metrics.clone()).await.unwrap();
+        let board = Board::of_defaults(health.clone(), pulse, metrics.clone());
+        let admin = Admin::bind(([127, 0, 0, 1], 0).into(), board).await.unwrap();
         let (address, stop) = (admin.address().unwrap(), CancellationToken::new());
         let server = tokio::spawn(admin.serve(stop.clone()));
 
@@ -136,10 +152,17 @@ mod tests {
         assert!(page.contains(&format!("content-type: {CONTENT_TYPE}\r\n")), "{page}");
         assert!(page.contains("\noutbox_relay_events_decoded_total 1\n"), "{page}");
         assert!(page.contains("\noutbox_relay_ready 0\n"), "{page}");
+        let status = get(address, "/status").await;
+        let status: serde_json::Value = serde_json::from_str(status.split_once("\r\n\r\n").unwrap().1).unwrap();
+        assert_eq!(status["stages"][0]["total"], 1);
+        assert_eq!(status["reasons"], serde_json::json!(["the slot is lost", "NATS is away"]));
+        let page = get(address, "/").await;
+        assert!(page.contains("content-security-policy: default-src 'none'; style-src 'nonce-"), "{page}");
+        assert!(page.contains("<li>the slot is lost</li>"), "{page}");
+        assert!(get(address, "/nothing").await.starts_with("HTTP/1.1 404"));
         health.clear(Condition::Slot);
         health.clear(Condition::NatsDown);
         assert!(get(address, "/metrics").await.contains("\noutbox_relay_ready 1\n"));
-        assert!(get(address, "/status").await.starts_with("HTTP/1.1 404"));
 
         // A request that never ends does not delay the end for long.
         let mut slow = TcpStream::connect(address).await.unwrap();
@@ -153,8 +176,8 @@ mod tests {
     #[tokio::test]
     async fn a_loop_that_stands_still_is_dead_until_it_ticks() {
         let pulse = Pulse::of_age(DEAD_AFTER);
-        let admin = Admin::bind(([127, 0, 0, 1], 0).into(), Health::default(), pulse.clone(), Metrics::new());
-        let admin = admin.await.unwrap();
+        let board = Board::of_defaults(Health::default(), pulse.clone(), Metrics::new());
+        let admin = Admin::bind(([127, 0, 0, 1], 0).into(), board).await.unwrap();
         let (address, stop) = (admin.address().unwrap(), CancellationToken::new());
         let server = tokio::spawn(admin.serve(stop.clone()));
         let dead = get(address, "/livez").await;
@@ -169,7 +192,8 @@ mod tests {
     async fn a_port_in_use_is_an_error_that_names_the_key() {
         let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let listen = other.local_addr().unwrap();
-        let error = Admin::bind(listen, Health::default(), Pulse::default(), Metrics::new()).await.err().unwrap();
+        let board = Board::of_defaults(Health::default(), Pulse::default(), Metrics::new());
+        let error = Admin::bind(listen, board).await.err().unwrap();
         let text = error.to_string();
         assert!(text.contains("admin.listen") && text.contains(&listen.to_string()), "{text}");
     }

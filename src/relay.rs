@@ -33,6 +33,7 @@ use crate::postgres::names;
 use crate::postgres::wal::WalError;
 use crate::telemetry::health::{Condition, Health, Pulse, State};
 use crate::telemetry::metrics::{Metrics, peer};
+use crate::telemetry::status::Board;
 use crate::telemetry::systemd::Manager;
 
 /// The checks of settings that belong to the stages: what a stage would refuse is found before any is started.
@@ -202,7 +203,8 @@ async fn run_watched(settings: Settings, stop: CancellationToken, manager: Optio
     let told = manager.map(|manager| tokio::spawn(manager.tell(health.clone(), pulse.clone(), admin_stop.clone())));
     let admin = match settings.admin.listen {
         Some(listen) => {
-            let admin = Admin::bind(listen, health.clone(), pulse.clone(), metrics.clone()).await?;
+            let board = Board::new(health.clone(), pulse.clone(), metrics.clone(), &settings);
+            let admin = Admin::bind(listen, board).await?;
             Some(tokio::spawn(admin.serve(admin_stop.clone())))
         }
         None => None,
@@ -289,6 +291,7 @@ async fn recover(relay: &Relay, setback: Setback, wait: Duration) {
     relay.health.clear(Condition::Holding);
     relay.health.clear(Condition::Locked);
     if matches!(setback, Setback::TooMuchRetained) {
+        relay.health.note("slot", setback.to_string());
         let confirm = async {
             let control = connect::sql(&relay.postgres, &prepare::control_session()).await?;
             away::leave_to_table(relay, &control).await

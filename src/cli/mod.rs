@@ -10,6 +10,7 @@ mod migrate;
 pub mod output;
 mod run;
 mod servers;
+mod status;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -46,6 +47,8 @@ enum Command {
     Run,
     /// Make or update the outbox's tables
     Migrate(migrate::Migrate),
+    /// Show at a glance whether it is healthy, how far behind it is, what waits and what is dead
+    Status(status::Status),
     /// Relay a shop's orders, in places of its own that are removed at the end, and show them arrive
     Demo,
     /// Look at the settings
@@ -147,6 +150,7 @@ fn dispatch(cli: Cli) -> Result<(), Failure> {
     match cli.command {
         Command::Run => run::run(load()?),
         Command::Migrate(command) => command.run(&load()?),
+        Command::Status(command) => command.run(load()?),
         Command::Demo => demo::run(load()?),
         Command::Config(command) => Ok(command.run(&load()?)?),
         Command::Completions(command) => Ok(command.run(Cli::command())?),

@@ -20,13 +20,15 @@ pub fn json(out: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
     writeln!(out)
 }
 
-/// Prints rows under a heading, each column as wide as its widest cell. Control characters, which could command a
-/// terminal, are shown escaped.
+/// Text from elsewhere, for a terminal: control characters, which could command it, are shown escaped.
+pub fn clean(text: &str) -> String {
+    let escape = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    text.chars().map(escape).collect()
+}
+
+/// Prints rows under a heading, each column as wide as its widest cell. Control characters are shown
+/// escaped.
 pub fn table<const N: usize>(out: &mut impl Write, heading: [&str; N], rows: &[[String; N]]) -> io::Result<()> {
-    let clean = |cell: &str| -> String {
-        let escape = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
-        cell.chars().map(escape).collect()
-    };
     let lines: Vec<[String; N]> = std::iter::once(heading.map(clean))
         .chain(rows.iter().map(|row| row.each_ref().map(|cell| clean(cell))))
         .collect();

@@ -99,6 +99,11 @@ impl Ledger {
         self.safe
     }
 
+    /// How many committed transactions have an event without a recorded outcome.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
     /// A bound for the oldest event without a recorded outcome: no older one has none.
     pub fn oldest(&self) -> Option<u64> {
         let open = self.open.as_ref().filter(|open| open.unrecorded > 0).and_then(|open| open.first);

@@ -330,6 +330,12 @@ impl Delivery {
         self.ledger.safe()
     }
 
+    /// How many events are under way, and how many of them have an outcome that is not committed yet.
+    pub fn under_way(&self) -> (usize, usize) {
+        let decided = self.entries.values().filter(|entry| matches!(entry.stage, Stage::Decided { .. })).count();
+        (self.entries.len(), decided)
+    }
+
     /// Whether no event is under way.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()

@@ -8,6 +8,7 @@ pub mod frame;
 pub mod migrate;
 pub mod names;
 pub mod outbox;
+pub mod overview;
 pub mod pgoutput;
 pub mod slot;
 pub mod source;

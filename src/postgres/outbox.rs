@@ -7,6 +7,7 @@ mod locks;
 mod retention;
 mod rows;
 mod state;
+mod waiting;
 mod writeback;
 mod writeback_sql;
 
@@ -17,6 +18,7 @@ pub use locks::{holders as lock_holders, is_locked};
 pub use retention::Retention;
 pub use rows::COLUMNS;
 pub use state::{NOTE_REACH, RelayState, StateRow};
+pub use waiting::{LOOK_ROWS, Waiting, waiting};
 pub use writeback::{Place, Recorded, Writeback};
 
 use tokio_postgres::Client;

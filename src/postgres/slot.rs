@@ -26,6 +26,8 @@ pub struct SlotInfo {
     pub retained_bytes: i64,
     /// Bytes that may still be written before the slot is in danger; `None` when unlimited.
     pub safe_bytes: Option<i64>,
+    /// The server's `max_slot_wal_keep_size` in bytes; `None` when unlimited.
+    pub keep_bytes: Option<i64>,
 }
 
 impl SlotInfo {
@@ -40,7 +42,8 @@ pub async fn slot_info(client: &Client, slot: &str) -> Result<Option<SlotInfo>, 
     let statement = "SELECT coalesce(plugin, ''), coalesce(database = current_database(), false), active_pid,
            coalesce(wal_status, 'lost'), coalesce(confirmed_flush_lsn, '0/0')::text,
            coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), confirmed_flush_lsn), 0)::int8,
-           coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn), 0)::int8, safe_wal_size
+           coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn), 0)::int8, safe_wal_size,
+           nullif(pg_size_bytes(current_setting('max_slot_wal_keep_size')), -1)
          FROM pg_replication_slots WHERE slot_name = $1";
     let Some(row) = client.query_typed(statement, &[(&slot, Type::TEXT)]).await?.into_iter().next() else {
         return Ok(None);
@@ -54,6 +57,7 @@ pub async fn slot_info(client: &Client, slot: &str) -> Result<Option<SlotInfo>, 
         lag_bytes: row.try_get(5)?,
         retained_bytes: row.try_get(6)?,
         safe_bytes: row.try_get(7)?,
+        keep_bytes: row.try_get(8)?,
     }))
 }
 

@@ -10,8 +10,9 @@ use tracing::warn;
 
 use super::{Interrupted, PASS_ROWS, Reconciler};
 use crate::flow::lsn::Lsn;
-use crate::postgres::outbox::Due;
+use crate::postgres::outbox::{self, Due};
 use crate::postgres::slot;
+use crate::telemetry::metrics::waiting;
 
 /// Rows looked at in one sweep, at most; the next one goes on behind them.
 const SWEEP_ROWS: usize = 10_000;
@@ -26,11 +27,13 @@ pub(super) struct Sweep {
     partitions: Option<String>,
     /// Pending rows that were seen, and the position of the log by which each must have an outcome.
     seen: Option<(Vec<i64>, Lsn)>,
+    /// When waiting rows are counted next: also while the sweep waits for the log.
+    count: Instant,
 }
 
 impl Sweep {
     pub(super) fn new() -> Self {
-        Self { next: Instant::now(), low: 0, partitions: None, seen: None }
+        Self { next: Instant::now(), low: 0, partitions: None, seen: None, count: Instant::now() }
     }
 }
 
@@ -55,6 +58,10 @@ impl Reconciler {
             sweep.low = self.next_low(due, &pending).await?;
             sweep.seen = (!pending.is_empty()).then_some((pending, position));
         }
+        if Instant::now() >= sweep.count {
+            sweep.count = Instant::now() + self.sweep_interval;
+            self.count(due, sweep.low).await?;
+        }
         let passed = |(_, position): &(Vec<i64>, Lsn)| *safe.borrow() >= *position;
         let Some((pending, _)) = sweep.seen.take_if(|seen| passed(seen)) else { return Ok(()) };
         for ids in pending.chunks(PASS_ROWS) {
@@ -68,6 +75,17 @@ impl Reconciler {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Shows how many rows wait.
+    async fn count(&self, due: Due<'_>, low: i64) -> Result<(), Interrupted> {
+        let found = outbox::waiting(due.client, due.tables, low).await?;
+        let whole = |rows: i64| u64::try_from(rows).unwrap_or(0);
+        self.metrics.set_outbox_rows(waiting::PENDING, whole(found.pending + found.scheduled));
+        self.metrics.set_outbox_rows(waiting::FAILED, whole(found.failed));
+        self.metrics.set_outbox_rows(waiting::HELD, whole(found.held));
+        self.metrics.live.unhandled.set_bytes(whole(found.unhandled));
         Ok(())
     }
 

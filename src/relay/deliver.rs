@@ -22,7 +22,7 @@ use tokio::time::{Instant as TokioInstant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
-use super::gauges::{Ages, Counters};
+use super::gauges::{self, Ages, Counters};
 use super::prepare::Ground;
 use crate::config;
 use crate::fault::{Class, Failure};
@@ -360,7 +360,9 @@ impl<'a> Deliver<'a> {
             self.goes_on();
         }
         self.shared.pulse.tick();
-        self.shared.metrics.in_flight.set(i64::try_from(self.delivery.in_flight()).unwrap_or(i64::MAX));
+        let sent = self.delivery.in_flight();
+        self.shared.metrics.in_flight.set(i64::try_from(sent).unwrap_or(i64::MAX));
+        gauges::show(self.shared.metrics, &mut self.delivery, sent);
         let oldest = self.ages.oldest(now, self.delivery.next_token(), self.delivery.ledger().oldest());
         self.shared.metrics.oldest_unconfirmed.set(oldest.as_secs_f64());
     }

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use crate::flow::delivery::Delivery;
 use crate::flow::lsn::Lsn;
 use crate::postgres::slot::SlotInfo;
 use crate::telemetry::metrics::{Counter, Metrics, outcome};
@@ -24,6 +25,12 @@ pub(super) fn show_slot(metrics: &Metrics, info: &SlotInfo) {
         None => metrics.slot_safe_wal.unset(),
     }
     metrics.set_slot_wal_status(Some(&info.wal_status));
+    let live = &metrics.live;
+    live.wal_end.set_bytes(info.confirmed.0.saturating_add(bytes(info.lag_bytes)));
+    match info.keep_bytes {
+        Some(keep) => live.keep_size.set_bytes(bytes(keep)),
+        None => live.keep_size.unset(),
+    }
 }
 
 /// Seconds since a time of PostgreSQL's clock (microseconds since 2000-01-01 UTC); zero where the clocks disagree.
@@ -38,6 +45,7 @@ pub(super) fn seconds_since(committed_at: i64) -> f64 {
 /// Counters that are touched for each event.
 pub(super) struct Counters {
     pub decoded: Counter,
+    pub routed: Counter,
     pub headers_dropped: Counter,
     pub stored: Counter,
     pub duplicate: Counter,
@@ -49,6 +57,7 @@ impl Counters {
     pub fn of(metrics: &Metrics) -> Self {
         Self {
             decoded: metrics.decoded.clone(),
+            routed: metrics.live.routed.clone(),
             headers_dropped: metrics.row_headers_dropped.clone(),
             stored: metrics.publishes.of(outcome::STORED),
             duplicate: metrics.publishes.of(outcome::DUPLICATE),
@@ -56,6 +65,16 @@ impl Counters {
             poison: metrics.publishes.of(outcome::POISON),
         }
     }
+}
+
+/// Tells how far delivery is. Of the events under way, so many were sent and have no answer.
+pub(super) fn show(metrics: &Metrics, delivery: &mut Delivery, sent: usize) {
+    let ((under_way, decided), live) = (delivery.under_way(), &metrics.live);
+    live.under_way.set_bytes(under_way as u64);
+    live.waiting.set_bytes(under_way.saturating_sub(decided).saturating_sub(sent) as u64);
+    live.decided.set_bytes(decided as u64);
+    live.transactions.set_bytes(delivery.ledger().waiting() as u64);
+    live.confirmed.set_bytes(delivery.safe().0);
 }
 
 /// Times that are remembered, at most.

@@ -108,7 +108,8 @@ pub async fn begin(relay: &Relay, ground: &Ground, idle: Idle, state: StateRow) 
     let mut making = Making { held: Held { pid, timeout, since: Instant::now() }, little, state, task };
     loop {
         if let Ok(made) = tokio::time::timeout(PROMPT, making.made()).await {
-            return making.start(relay, ground, made?).await.map(Claim::Taken);
+            let taken = making.start(relay, ground, made?).await?;
+            return Ok(Claim::Taken(Box::new(taken)));
         }
         let asked = Instant::now();
         if slot::slot_info(client, &source.slot).await?.is_some_and(|info| info.active_pid == Some(pid)) {

@@ -61,6 +61,7 @@ async fn try_nats(
     };
     for finding in findings {
         warn!(code = finding.code, "{}", finding.text);
+        relay.health.note("stream", finding.text);
     }
     *nats = Some(deliver::Nats::new(connection, stream, &facts));
     Ok(())

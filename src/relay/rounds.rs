@@ -83,9 +83,8 @@ fn stream(relay: &Relay, ground: &Ground, progress: &Progress, little: Cancellat
         little,
     };
     Streaming::of(relay, drain::BATCHES, |changes, stop, end| async move {
-        match end.run_until_cancelled(reader.run(changes, settled)).await {
-            Some(Err(error)) => warn!(%error, "waiting rows could not be read; the session ends"),
-            Some(Ok(())) | None => {}
+        if let Some(Err(error)) = end.run_until_cancelled(reader.run(changes, settled)).await {
+            warn!(%error, "waiting rows could not be read; the session ends");
         }
         stop.cancel();
         Ok(())

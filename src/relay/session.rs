@@ -34,7 +34,7 @@ pub async fn run(relay: &mut Relay, nats: &mut deliver::Nats) -> Result<(), Setb
 /// From when the slot's name is ours until something ends.
 async fn hold(relay: &Relay, nats: &mut deliver::Nats, ground: &Ground, claim: Claim) -> Result<(), Setback> {
     let taken = match claim {
-        Claim::Taken(taken) => taken,
+        Claim::Taken(taken) => *taken,
         Claim::Making(making) => rounds::run(relay, nats, ground, making).await?,
     };
     let ended = stream(relay, nats, ground, taken).await;

@@ -43,7 +43,7 @@ pub struct Taken {
 
 /// A slot that is ours.
 pub enum Claim {
-    Taken(Taken),
+    Taken(Box<Taken>),
     /// It is not made yet.
     Making(Making),
 }
@@ -78,10 +78,8 @@ pub async fn take_slot(relay: &mut Relay, ground: &Ground) -> Result<Option<Clai
     loop {
         let look = async { Ok(slot::slot_info(&ground.control.client, &slot).await?) };
         let found = answered("it was asked for the slot", look).await?;
-        if found.as_ref().is_some_and(SlotInfo::is_lost) {
-            // Shown until the slot is anew: the relay makes it, or an operator does.
-            relay.metrics.set_slot_wal_status(Some("lost"));
-        }
+        // A lost slot is shown until it is anew: the relay makes it, or an operator does.
+        relay.metrics.set_slot_wal_status(found.as_ref().map(|info| &*info.wal_status));
         if let Some(holder) = found.as_ref().and_then(|info| info.active_pid) {
             relay.health.clear(Condition::PostgresDown);
             // What was wrong with the slot ended our session; the one that holds it now answers for it.
@@ -121,7 +119,7 @@ async fn take(relay: &Relay, ground: &Ground, found: Option<SlotInfo>) -> Result
     let idle = Idle { wal, pid, timeout };
     let state = ground.state(&source.slot).read().await?;
     match found.filter(|info| !info.is_lost()) {
-        Some(info) => keep(relay, ground, idle, (info, state)).await.map(Claim::Taken),
+        Some(info) => keep(relay, ground, idle, (info, state)).await.map(|taken| Claim::Taken(Box::new(taken))),
         None => make::begin(relay, ground, idle, state).await,
     }
 }

@@ -72,7 +72,10 @@ impl Watcher<'_> {
                     return Err(Setback::TooMuchRetained);
                 }
             }
-            Some(info) if info.is_lost() => return Err(lost("the replication slot was invalidated")),
+            Some(info) if info.is_lost() => {
+                self.metrics.set_slot_wal_status(Some(&info.wal_status));
+                return Err(lost("the replication slot was invalidated"));
+            }
             Some(info) if info.active_pid.is_none() => {
                 return Err(lost("PostgreSQL ended the replication connection"));
             }

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
+use super::faults::{Fault, Faults};
+
 /// What the relay is doing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum State {
@@ -38,6 +40,21 @@ pub enum Condition {
     Holding,
 }
 
+impl Condition {
+    /// A stable name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::PostgresDown => "postgres",
+            Self::Slot => "slot",
+            Self::Source => "source",
+            Self::Locked => "lock",
+            Self::NatsDown => "nats",
+            Self::Stream => "stream",
+            Self::Holding => "delivery",
+        }
+    }
+}
+
 /// What the readiness probe answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Readiness {
@@ -51,6 +68,7 @@ pub enum Readiness {
 struct Inner {
     state: State,
     conditions: BTreeMap<Condition, String>,
+    faults: Faults,
 }
 
 /// The relay's state, and what is wrong. Clones share it.
@@ -70,14 +88,43 @@ impl Health {
         self.0.send_if_modified(|inner| {
             let before = inner.conditions.insert(condition, reason.clone());
             new = before.is_none();
-            before != Some(reason)
+            let changed = before.as_ref() != Some(&reason);
+            if changed {
+                inner.faults.end(condition.name());
+                inner.faults.begin(condition.name(), reason);
+            }
+            changed
         });
         new
     }
 
     /// Gives whether the condition was raised.
     pub fn clear(&self, condition: Condition) -> bool {
-        self.0.send_if_modified(|inner| inner.conditions.remove(&condition).is_some())
+        self.0.send_if_modified(|inner| {
+            let raised = inner.conditions.remove(&condition).is_some();
+            if raised {
+                inner.faults.end(condition.name());
+            }
+            raised
+        })
+    }
+
+    /// Remembers something that went wrong and is over: no row data, no secrets.
+    pub fn note(&self, about: &'static str, text: impl Into<String>) {
+        self.0.send_if_modified(|inner| {
+            inner.faults.begin(about, text.into());
+            inner.faults.end(about);
+            false
+        });
+    }
+
+    /// What went wrong lately, the newest first.
+    pub fn faults(&self) -> Vec<Fault> {
+        self.0.borrow().faults.newest_first()
+    }
+
+    pub fn state(&self) -> State {
+        self.0.borrow().state
     }
 
     pub fn is_raised(&self, condition: Condition) -> bool {
@@ -180,6 +227,24 @@ mod tests {
         assert_eq!(health.readiness(), Readiness::Standby);
         health.set(State::Stopping);
         assert_eq!(health.readiness(), not_ready("stopping"));
+    }
+
+    #[test]
+    fn what_was_wrong_is_remembered_when_it_is_over() {
+        let health = Health::default();
+        health.raise(Condition::NatsDown, "refused");
+        health.raise(Condition::NatsDown, "refused");
+        health.raise(Condition::NatsDown, "no route");
+        health.note("event", "too_large");
+        let seen = || -> Vec<(String, u64, bool)> {
+            health.faults().into_iter().map(|fault| (fault.text, fault.count, fault.until.is_none())).collect()
+        };
+        let refused = ("refused".to_owned(), 1, false);
+        assert_eq!(seen(), [("too_large".to_owned(), 1, false), ("no route".to_owned(), 1, true), refused.clone()]);
+        health.clear(Condition::NatsDown);
+        assert_eq!(seen()[1..], [("no route".to_owned(), 1, false), refused]);
+        health.raise(Condition::NatsDown, "refused");
+        assert_eq!(seen()[0], ("refused".to_owned(), 2, true));
     }
 
     #[tokio::test]

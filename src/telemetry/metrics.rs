@@ -3,17 +3,20 @@
 //! Units are base units: seconds, bytes, events. No label's value comes from a row. What is not known is absent: a
 //! lost slot must not read as a lag of 0.
 
+mod kinds;
+mod live;
+
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use prometheus_client::encoding::{EncodeMetric, MetricEncoder, text};
+use prometheus_client::encoding::text;
 pub use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::metrics::{MetricType, TypedMetric};
 use prometheus_client::registry::{Metric, Registry};
+
+pub use kinds::{Counters, Histogram, Known};
+pub use live::Live;
 
 /// The form of [`Metrics::render`].
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -74,73 +77,19 @@ pub mod peer {
 /// `pg_replication_slots.wal_status`; anything else counts as `unknown`.
 const WAL_STATUS: [&str; 5] = ["reserved", "extended", "unreserved", "lost", "unknown"];
 
+/// Where a waiting row stands; labels of `outbox_rows`.
+pub mod waiting {
+    /// Waits for its turn, or for the time that its producer set.
+    pub const PENDING: &str = "pending";
+    /// Waits for a retry.
+    pub const FAILED: &str = "failed";
+    /// Waits behind a failed row of its aggregate.
+    pub const HELD: &str = "held";
+    pub(super) const ALL: [&str; 3] = [PENDING, FAILED, HELD];
+}
+
 /// The one label of a metric, with its value. The type keeps row data out: it does not live as long as the program.
 type Label = [(&'static str, &'static str); 1];
-
-/// A gauge that may have no value: then it is absent.
-#[derive(Clone, Debug)]
-pub struct Known(Arc<AtomicU64>);
-
-impl Default for Known {
-    fn default() -> Self {
-        Self(Arc::new(AtomicU64::new(f64::NAN.to_bits())))
-    }
-}
-
-impl Known {
-    pub fn set(&self, value: f64) {
-        self.0.store(value.to_bits(), Ordering::Relaxed);
-    }
-
-    /// A count of bytes. Above 2^53 it is rounded.
-    #[expect(clippy::cast_precision_loss, reason = "metrics are floating point")]
-    pub fn set_bytes(&self, bytes: u64) {
-        self.set(bytes as f64);
-    }
-
-    /// There is no value.
-    pub fn unset(&self) {
-        self.set(f64::NAN);
-    }
-}
-
-impl TypedMetric for Known {
-    const TYPE: MetricType = MetricType::Gauge;
-}
-
-impl EncodeMetric for Known {
-    fn encode(&self, mut encoder: MetricEncoder<'_>) -> std::fmt::Result {
-        let value = f64::from_bits(self.0.load(Ordering::Relaxed));
-        if value.is_nan() { Ok(()) } else { encoder.encode_gauge(&value) }
-    }
-
-    fn metric_type(&self) -> MetricType {
-        Self::TYPE
-    }
-}
-
-/// Counters of one name that differ in a label.
-#[derive(Clone, Debug)]
-pub struct Counters {
-    label: &'static str,
-    family: Family<Label, Counter>,
-}
-
-impl Counters {
-    /// The values known from the start are there from the start, with 0: so the first count is seen as a rise.
-    fn new(label: &'static str, known: &[&'static str]) -> Self {
-        let counters = Self { label, family: Family::default() };
-        for value in known {
-            counters.of(value);
-        }
-        counters
-    }
-
-    /// The counter of this label value: a cheap handle, to be kept where it is used often.
-    pub fn of(&self, value: &'static str) -> Counter {
-        self.family.get_or_create_owned(&[(self.label, value)])
-    }
-}
 
 /// All metrics. Clones share them.
 #[derive(Clone, Debug)]
@@ -176,6 +125,8 @@ pub struct Metrics {
     slot_wal_status: Family<Label, Known>,
     /// By [`peer`].
     pub reconnects: Counters,
+    outbox_rows: Family<Label, Known>,
+    pub live: Live,
 }
 
 impl Default for Metrics {
@@ -193,7 +144,7 @@ impl Metrics {
                 r,
                 "commit_to_ack_seconds",
                 "Time from a row's commit to its acknowledgement by JetStream",
-                Histogram::new(DELIVERY_SECONDS),
+                Histogram::new(&DELIVERY_SECONDS),
             ),
             decoded: add(r, "events_decoded", "Events read from the write-ahead log", Counter::default()),
             publishes: family(r, "publishes", "Publishes that have an outcome", "outcome", &outcome::ALL),
@@ -201,7 +152,7 @@ impl Metrics {
                 r,
                 "publish_duration_seconds",
                 "Time from a publish to its outcome",
-                Histogram::new(REQUEST_SECONDS),
+                Histogram::new(&REQUEST_SECONDS),
             ),
             in_flight: add(r, "publishes_in_flight", "Publishes that wait for an outcome", Gauge::default()),
             oldest_unconfirmed: add(
@@ -215,7 +166,7 @@ impl Metrics {
                 r,
                 "writeback_duration_seconds",
                 "Time that a batch of rows takes to be written back",
-                Histogram::new(REQUEST_SECONDS),
+                Histogram::new(&REQUEST_SECONDS),
             ),
             retries: add(r, "retries", "Failed rows that were sent again", Counter::default()),
             dead_letters: family(r, "dead_letters", "Rows that became dead letters", "reason", &[]),
@@ -272,6 +223,13 @@ impl Metrics {
                 Family::default(),
             ),
             reconnects: family(r, "reconnects", "Connections that were made again", "peer", &peer::ALL),
+            outbox_rows: add(
+                r,
+                "outbox_rows",
+                "Rows that wait, as the last sweep saw them; each status is counted up to 100000",
+                Family::default(),
+            ),
+            live: Live::default(),
             registry: Arc::default(),
         };
         let build: Family<Label, Gauge> = add(r, "build_info", "The running version", Family::default());
@@ -293,12 +251,36 @@ impl Metrics {
         }
     }
 
-    /// Forgets what is known of the slot: when it cannot be asked, old values would look like good news.
+    /// The `wal_status` that holds, as far as it is known.
+    pub fn slot_wal_status(&self) -> Option<&'static str> {
+        let holds =
+            |name: &&'static str| self.slot_wal_status.get_or_create_owned(&[("status", *name)]).get() == Some(1.0);
+        WAL_STATUS.into_iter().find(holds)
+    }
+
+    /// Says how many rows wait, by [`waiting`].
+    pub fn set_outbox_rows(&self, status: &'static str, rows: u64) {
+        self.outbox_rows.get_or_create_owned(&[("status", status)]).set_bytes(rows);
+    }
+
+    /// What [`Self::set_outbox_rows`] was told last.
+    pub fn outbox_rows(&self, status: &'static str) -> Option<f64> {
+        self.outbox_rows.get_or_create_owned(&[("status", status)]).get()
+    }
+
+    /// Forgets what only a look at the database tells: when it cannot be asked, old values would look like good news. Only a slot that
+    /// is lost stays lost, until another one is seen in its place.
     pub fn forget_slot(&self) {
         for known in [&self.slot_active, &self.slot_confirmed_lag, &self.slot_retained_wal, &self.slot_safe_wal] {
             known.unset();
         }
-        self.set_slot_wal_status(None);
+        self.live.forget();
+        for status in waiting::ALL {
+            self.outbox_rows.get_or_create_owned(&[("status", status)]).unset();
+        }
+        if self.slot_wal_status() != Some("lost") {
+            self.set_slot_wal_status(None);
+        }
     }
 
     /// Nothing is delivered any more: what was under way has come to its end, or is forgotten.
@@ -322,9 +304,7 @@ fn add<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metri
 }
 
 fn family(registry: &mut Registry, name: &str, help: &str, label: &'static str, known: &[&'static str]) -> Counters {
-    let counters = Counters::new(label, known);
-    registry.register(name, help, counters.family.clone());
-    counters
+    add(registry, name, help, Counters::new(label, known))
 }
 
 #[cfg(test)]
@@ -347,6 +327,7 @@ mod tests {
         metrics.slot_confirmed_lag.set_bytes(1);
         metrics.set_slot_wal_status(Some("reserved"));
         metrics.dead_letters.of("too_large").inc();
+        metrics.set_outbox_rows(waiting::HELD, 7);
         let page = metrics.render().unwrap();
         for sample in [
             "commit_to_ack_seconds_bucket{le=\"0.0005\"} 0",
@@ -371,13 +352,14 @@ mod tests {
             "slot_safe_wal_bytes 1.0",
             "slot_wal_status{status=\"reserved\"} 1.0",
             "reconnects_total{peer=\"nats\"} 0",
+            "outbox_rows{status=\"held\"} 7.0",
             concat!("build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"} 1"),
         ] {
             assert!(page.lines().any(|line| line == format!("outbox_relay_{sample}")), "{sample} in {page}");
         }
         assert!(page.contains("\noutbox_relay_start_timestamp_seconds 1"), "{page}");
         assert!(page.ends_with("# EOF\n"));
-        assert_eq!(page.matches("# TYPE").count(), 24);
+        assert_eq!(page.matches("# TYPE").count(), 25);
     }
 
     #[test]
@@ -394,6 +376,17 @@ mod tests {
         assert!(slot().contains(&"outbox_relay_slot_wal_status{status=\"lost\"} 0.0".to_owned()));
         metrics.forget_slot();
         assert_eq!(slot(), [""; 0]);
+    }
+
+    #[test]
+    fn a_lost_slot_stays_lost_until_another_is_seen() {
+        let metrics = Metrics::new();
+        metrics.slot_confirmed_lag.set_bytes(0);
+        metrics.set_slot_wal_status(Some("lost"));
+        metrics.forget_slot();
+        assert_eq!((metrics.slot_wal_status(), metrics.slot_confirmed_lag.get()), (Some("lost"), None));
+        metrics.set_slot_wal_status(None);
+        assert_eq!(metrics.slot_wal_status(), None);
     }
 
     #[test]

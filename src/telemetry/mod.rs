@@ -1,7 +1,9 @@
 //! How the relay is watched: the log, the metrics, and its health.
 
+pub mod faults;
 pub mod health;
 pub mod metrics;
+pub mod status;
 pub mod systemd;
 
 use std::io::{self, IsTerminal};

@@ -90,6 +90,8 @@ impl Deliver<'_> {
             } else {
                 let (id, held) = (report.id, reports.len() - 1);
                 warn!(id, code = failure.code(), hopeless, held, hint = failure.hint(), "an event was refused");
+                let told = format!("an event was refused: {}: {}", failure.code(), failure.hint());
+                self.shared.health.note("event", told);
             }
         }
         for report in reports {

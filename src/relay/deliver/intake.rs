@@ -85,8 +85,14 @@ impl Deliver<'_> {
                     self.delivery.ledger().begin();
                 }
                 Change::Row(decoded) => self.row(*decoded),
-                Change::Commit { end_lsn } => self.delivery.ledger().commit(end_lsn),
-                Change::Mark(position) => self.delivery.ledger().mark(position),
+                Change::Commit { end_lsn } => {
+                    self.delivery.ledger().commit(end_lsn);
+                    self.shared.metrics.live.read.set_bytes(end_lsn.0);
+                }
+                Change::Mark(position) => {
+                    self.delivery.ledger().mark(position);
+                    self.shared.metrics.live.read.set_bytes(position.0);
+                }
             }
         }
     }
@@ -115,7 +121,10 @@ impl Deliver<'_> {
             Decoded::Left | Decoded::Waits(_) => return None,
             Decoded::Unfit(event, reason) | Decoded::Nameless(event, reason) => (event, Failure::Undecodable(reason)),
             Decoded::Live(event) => match self.shared.router.subject(&event) {
-                Ok(subject) => return Some(Ok((event, subject.into()))),
+                Ok(subject) => {
+                    self.counters.routed.inc();
+                    return Some(Ok((event, subject.into())));
+                }
                 Err(reason) => (event, Failure::Unroutable(reason.to_string())),
             },
         };

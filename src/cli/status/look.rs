@@ -1,0 +1,148 @@
+//! Asks everybody at once.
+
+use std::time::Duration;
+
+use jiff::{Timestamp, Unit};
+use tokio_postgres::error::SqlState;
+
+use super::relay;
+use super::report::{Nats, Postgres, Relay, Report, Rows, Slot, State, Stream, Verdict};
+use crate::cli::{Failure, servers};
+use crate::config::{Settings, Source, TableName};
+use crate::nats::stream::Stream as NatsStream;
+use crate::postgres::overview::{self, SlotLook, StateLook, TablesLook};
+
+/// For a server's whole answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// For one statement.
+const STATEMENT: &str = "SET statement_timeout = '5s'; SET lock_timeout = '2s'";
+
+pub async fn look(settings: &Settings) -> Report {
+    let (postgres, nats, relay) = tokio::join!(postgres(settings), nats(settings), relay(settings));
+    let now = Timestamp::now();
+    let time = now.round(Unit::Millisecond).unwrap_or(now);
+    let mut report = Report { verdict: Verdict::Trouble, problems: Vec::new(), time, postgres, nats, relay };
+    report.judge();
+    report
+}
+
+async fn relay(settings: &Settings) -> Relay {
+    let Some(listen) = settings.admin.listen else { return Relay { address: None, answers: false, status: None } };
+    let status = relay::ask(listen).await;
+    Relay { address: Some(listen.to_string()), answers: status.is_some(), status }
+}
+
+async fn postgres(settings: &Settings) -> Postgres {
+    let mut found = Postgres { table: plain(&settings.source.table), ..Postgres::default() };
+    let asked = ask_postgres(settings, &mut found);
+    found.error = match tokio::time::timeout(PATIENCE, asked).await {
+        Ok(Ok(())) => None,
+        Ok(Err(Failure::Sql(error))) if error.code() == Some(&SqlState::UNDEFINED_TABLE) => {
+            Some(format!("{}; run: outbox-relay migrate", Failure::Sql(error)))
+        }
+        Ok(Err(failure)) => Some(failure.to_string()),
+        Err(_) => Some(format!("PostgreSQL: no answer within {PATIENCE:?}")),
+    };
+    found
+}
+
+/// A name as people write it.
+fn plain(TableName { schema, table }: &TableName) -> String {
+    format!("{schema}.{table}")
+}
+
+async fn ask_postgres(settings: &Settings, found: &mut Postgres) -> Result<(), Failure> {
+    let connection = servers::postgres(settings, "status").await?;
+    found.answers = true;
+    found.version = connection.parameters.get("server_version").cloned();
+    let (client, source) = (&connection.client, &settings.source);
+    client.batch_execute(STATEMENT).await?;
+    found.slot = Some(slot(overview::slot(client, source).await?, source));
+    tables(overview::tables(client, source).await?, found);
+    connection.close().await;
+    Ok(())
+}
+
+fn bytes(count: i64) -> u64 {
+    u64::try_from(count).unwrap_or(0)
+}
+
+fn slot(look: Option<SlotLook>, source: &Source) -> Slot {
+    let mut slot = Slot {
+        name: source.slot.clone(),
+        exists: false,
+        active: false,
+        active_pid: None,
+        holder: None,
+        wal_status: None,
+        confirmed: None,
+        lag_bytes: None,
+        retained_bytes: None,
+        safe_bytes: None,
+        max_retained_wal_bytes: source.max_retained_wal,
+        max_slot_wal_keep_size_bytes: None,
+    };
+    let Some(SlotLook { info, holder }) = look else { return slot };
+    (slot.exists, slot.active, slot.active_pid, slot.holder) =
+        (true, info.active_pid.is_some(), info.active_pid, holder);
+    slot.max_slot_wal_keep_size_bytes = info.keep_bytes.map(bytes);
+    if !info.is_lost() {
+        slot.confirmed = Some(info.confirmed.to_string());
+        slot.lag_bytes = Some(bytes(info.lag_bytes));
+        slot.retained_bytes = Some(bytes(info.retained_bytes));
+        slot.safe_bytes = info.safe_bytes.map(bytes);
+    }
+    slot.wal_status = Some(info.wal_status);
+    slot
+}
+
+fn tables(look: TablesLook, found: &mut Postgres) {
+    let waiting = look.waiting;
+    found.rows = Some(Rows {
+        pending: bytes(waiting.pending),
+        scheduled: bytes(waiting.scheduled),
+        claimed: bytes(waiting.claimed),
+        failed: bytes(waiting.failed),
+        held: bytes(waiting.held),
+        dead_letters_unhandled: bytes(waiting.unhandled),
+        oldest_waiting_seconds: waiting.oldest_seconds,
+        estimated_total: look.estimated_rows.map(bytes),
+        at_least: waiting.cut,
+        newest_only: look.newest_only,
+    });
+    found.dead_letters = Some(look.dead_letters);
+    found.compensations = Some(look.compensations);
+    found.state = look.state.map(|StateLook { stream, stream_seq, needs_drain, confirmed_lsn, updated_at }| State {
+        stream,
+        stream_seq,
+        needs_drain,
+        confirmed: confirmed_lsn,
+        updated_at: Timestamp::try_from(updated_at).unwrap_or_default(),
+    });
+}
+
+async fn nats(settings: &Settings) -> Nats {
+    let mut found = Nats::default();
+    let asked = ask_nats(settings, &mut found);
+    found.error = match tokio::time::timeout(PATIENCE, asked).await {
+        Ok(Ok(())) => None,
+        Ok(Err(failure)) => Some(failure.to_string()),
+        Err(_) => Some(format!("NATS: no answer within {PATIENCE:?}")),
+    };
+    found
+}
+
+async fn ask_nats(settings: &Settings, found: &mut Nats) -> Result<(), Failure> {
+    let connection = servers::nats(settings).await?;
+    found.answers = true;
+    found.server.clone_from(&connection.link().borrow().server);
+    let facts = NatsStream::new(&connection, &settings.nats).facts().await?;
+    found.stream = Some(Stream {
+        name: facts.name,
+        messages: facts.messages,
+        bytes: facts.bytes,
+        last_sequence: facts.last_sequence,
+        has_leader: facts.has_leader,
+    });
+    Ok(())
+}

@@ -24,8 +24,9 @@ test: servers ## Run every test, against PostgreSQL 15 to 18 and NATS 2.10 to 2.
 soak: servers ## Many faults at random under load; SOAK_ROUNDS=100, SOAK_SEED replays a run
 	cargo test --locked --test soak -- --nocapture
 
-bench: ## Measure the pure stages; see benches/README.md
-	cargo bench --locked
+bench: ## Measure the relay end to end, beside pg_recvlogical; see benches/README.md
+	@deploy/dev/fetch
+	cargo bench --locked --bench end_to_end
 
 lint: ## Check the format, clippy, and (where installed) cargo-deny and shellcheck
 	cargo fmt --check

@@ -79,6 +79,7 @@ pub mod config;
 pub mod fault;
 pub mod flow;
 pub mod nats;
+mod pace;
 mod pause;
 pub mod postgres;
 pub mod reconcile;

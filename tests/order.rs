@@ -270,7 +270,7 @@ async fn a_failure_recorded_late_by_a_predecessor_holds_later_events_too() {
         scene
             .sql(
                 "INSERT INTO outbox_events (event_id, aggregate_type, aggregate_id, event_type, payload)
-                 SELECT 'e' || i, 'order', i::text, 'fine', '{}' FROM generate_series(1, 600) i",
+                 SELECT 'e' || i, 'order', i::text, 'fine', '{}' FROM generate_series(1, 3000) i",
             )
             .await;
         insert(&scene, 5, &[("A", "a", "fine"), ("B", "a", "fine"), ("C", "c", "fine")]).await;
@@ -281,11 +281,11 @@ async fn a_failure_recorded_late_by_a_predecessor_holds_later_events_too() {
         scene.sql(fail).await;
         stream.purge().await.unwrap();
         scene.jetstream.update_stream(Config { max_messages: -1, ..full }).await.unwrap();
-        scene.wait_completed(602).await;
+        scene.wait_completed(3002).await;
         wait_held(&scene, "B").await;
         assert!(!scene.ids().await.contains(&"B".to_owned()), "B waits for A");
         scene.sql("UPDATE outbox_events SET next_retry_at = now() WHERE event_id = 'A'").await;
-        scene.wait_completed(604).await;
+        scene.wait_completed(3004).await;
         let ids: Vec<String> = scene.ids().await.into_iter().filter(|id| id == "A" || id == "B").collect();
         assert_eq!(ids, ["A", "B"]);
     }

@@ -21,6 +21,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use crate::config::{Loaded, Mistakes, Origin};
 use crate::fault;
 use crate::nats::connect::ConnectFault;
+use crate::pace;
 use crate::postgres::connect::{ConnectError, ConnectInfoError};
 use crate::relay::{self, RunError};
 use crate::telemetry;
@@ -175,7 +176,7 @@ fn block_on<T, E>(task: impl Future<Output = Result<T, E>>) -> Result<T, Failure
 where
     Failure: From<E>,
 {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().on_thread_park(pace::rest).build()?;
     Ok(runtime.block_on(task)?)
 }
 

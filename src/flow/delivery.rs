@@ -9,7 +9,7 @@ mod tests;
 
 pub use refused::{Refusal, Refused};
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use bytestring::ByteString;
@@ -20,6 +20,7 @@ use super::floors::Floors;
 use super::lsn::Lsn;
 use super::order::{AggregateKey, Gate, Pass};
 use super::refusals::Refusals;
+use super::token::TokenMap;
 
 /// What bounds the events under way.
 #[derive(Clone, Copy, Debug)]
@@ -56,7 +57,7 @@ pub struct Delivery {
     ledger: Ledger,
     gate: Gate,
     refusals: Refusals,
-    entries: HashMap<u64, Entry>,
+    entries: TokenMap<Entry>,
     /// May be sent now; the smallest first, so that what is sent again keeps its order.
     ready: BTreeSet<u64>,
     /// In the order of sending; an entry that was decided or sent again since is passed over.
@@ -117,7 +118,7 @@ impl Delivery {
             ledger: Ledger::new(start.confirmed),
             gate: Gate::default(),
             refusals: Refusals::default(),
-            entries: HashMap::new(),
+            entries: TokenMap::default(),
             ready: BTreeSet::new(),
             sent: VecDeque::new(),
             floors: Floors::default(),

@@ -11,3 +11,4 @@ pub mod refusals;
 pub mod retry;
 pub mod route;
 pub mod subject;
+pub mod token;

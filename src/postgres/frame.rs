@@ -9,8 +9,11 @@ use bytes::{Buf, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 /// Read at a time. Events share the chunk that they were read into until they are sent, so a chunk is small beside
-/// the window of events in flight, and large beside a row.
-const CHUNK_BYTES: usize = 64 * 1024;
+/// the window of events in flight, and large beside a row. Chunks from 64 KiB on make the C library's allocator tidy up
+/// all of its memory whenever one is freed.
+const CHUNK_BYTES: usize = 48 * 1024;
+/// With less room than this a new chunk is begun.
+const LEAST_ROOM: usize = 8 * 1024;
 /// Kept of a message that is larger than the cap: enough for the columns that say which row it was.
 const PREFIX_BYTES: usize = 64 * 1024;
 
@@ -77,7 +80,10 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
 
     /// Reads what the server has sent; returns the number of bytes, zero at the end of the stream. Cancel-safe.
     pub async fn fill(&mut self) -> io::Result<usize> {
-        self.buffer.reserve(CHUNK_BYTES);
+        // Not for every read: room for another chunk is found only by leaving the present one, however little it holds.
+        if self.buffer.capacity() - self.buffer.len() < LEAST_ROOM {
+            self.buffer.reserve(CHUNK_BYTES);
+        }
         self.stream.read_buf(&mut self.buffer).await
     }
 

@@ -21,9 +21,12 @@ pub use state::{NOTE_REACH, RelayState, StateRow};
 pub use waiting::{LOOK_ROWS, Waiting, waiting};
 pub use writeback::{Place, Recorded, Writeback};
 
+use std::collections::HashSet;
+
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
+use self::rows::Raw;
 use crate::config::TableName;
 use crate::postgres::names::in_schema;
 
@@ -62,15 +65,34 @@ pub async fn taken_care_of(
     ids: &[i64],
     event_ids: &[&str],
 ) -> Result<Vec<(i64, bool)>, tokio_postgres::Error> {
-    let statement = format!(
-        "SELECT o.id, {} FROM unnest($1, $2) AS u(id, event_id)
-         JOIN {} o ON o.id = u.id AND o.event_id = u.event_id
-         WHERE o.status <> 'pending' OR o.next_retry_at IS NOT NULL",
-        due::waits("o"),
-        tables.events
-    );
-    let rows = client.query_typed(&statement, &[(&ids, Type::INT8_ARRAY), (&event_ids, Type::TEXT_ARRAY)]).await?;
-    rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
+    let (Some(&least), Some(&most)) = (ids.iter().min(), ids.iter().max()) else { return Ok(Vec::new()) };
+    let (waits, events) = (due::waits("o"), &tables.events);
+    let taken = "(o.status <> 'pending' OR o.next_retry_at IS NOT NULL)";
+    let rows = if most.abs_diff(least) < 2 * ids.len() as u64 {
+        // The rows of a backlog stand side by side: one walk along them costs a fraction of a search for each.
+        let statement =
+            format!("SELECT o.id, {waits}, o.event_id::text FROM {events} o WHERE o.id BETWEEN $1 AND $2 AND {taken}");
+        client.query_typed(&statement, &[(&least, Type::INT8), (&most, Type::INT8)]).await?
+    } else {
+        let statement = format!(
+            "SELECT o.id, {waits}, o.event_id::text FROM unnest($1, $2) AS u(id, event_id)
+             JOIN {events} o ON o.id = u.id AND o.event_id = u.event_id WHERE {taken}"
+        );
+        client.query_typed(&statement, &[(&ids, Type::INT8_ARRAY), (&event_ids, Type::TEXT_ARRAY)]).await?
+    };
+    if rows.is_empty() {
+        return Ok(Vec::new());
+    }
+    // By both ids: a truncated table may count its rows from one again.
+    let asked: HashSet<(i64, &[u8])> = ids.iter().copied().zip(event_ids.iter().map(|id| id.as_bytes())).collect();
+    let mut found = Vec::with_capacity(rows.len());
+    for row in &rows {
+        let id = row.try_get(0)?;
+        if row.try_get::<_, Option<Raw<'_>>>(2)?.is_some_and(|Raw(event_id)| asked.contains(&(id, event_id))) {
+            found.push((id, row.try_get(1)?));
+        }
+    }
+    Ok(found)
 }
 
 /// PostgreSQL's `text` holds no zero byte.

@@ -18,6 +18,7 @@ use super::frame::{Frame, FrameReader, FrameWriter};
 use super::names::{identifier, literal};
 use crate::flow::event::Change;
 use crate::flow::lsn::Lsn;
+use crate::pace;
 
 /// Changes handed on at a time, at most: bounds what waits in the channel together with its capacity.
 const BATCH_CHANGES: usize = 256;
@@ -296,6 +297,7 @@ impl Intake {
                 let length = cut.map(|length| length - XLOG_HEADER - 1);
                 if let Some(change) = self.assembler.push(body, length)? {
                     self.batch.push(change);
+                    pace::note();
                 }
                 Ok(())
             }

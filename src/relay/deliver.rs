@@ -279,8 +279,7 @@ impl<'a> Deliver<'a> {
             let mut headers = Headers::new();
             let dropped = self.shared.router.headers(&parcel.event, |name, value| headers.set(name, value));
             let dropped = dropped + headers.refused();
-            let subject = parcel.subject.to_string();
-            match self.nats.publisher.send(token, subject, headers, parcel.event.payload.clone()) {
+            match self.nats.publisher.send(token, parcel.subject.clone(), headers, parcel.event.payload.clone()) {
                 Ok(_) => {
                     self.counters.headers_dropped.inc_by(dropped as u64);
                     self.delivery.sent(token, now);

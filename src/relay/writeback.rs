@@ -22,6 +22,9 @@ use crate::telemetry::metrics::{Metrics, peer, status};
 
 /// Rows in one statement, at most.
 const BATCH: usize = 1000;
+/// How often outcomes are committed, at most, unless a whole batch waits: each commit makes the server wait for its disk,
+/// and few large ones leave it more time for those of the applications.
+const GATHER: Duration = Duration::from_millis(10);
 /// How soon a row that could not be had is tried again; it doubles up to the longest.
 const SOON: Duration = Duration::from_millis(20);
 const LONGEST: Duration = Duration::from_secs(1);
@@ -157,7 +160,8 @@ impl WritebackStage {
             if !self.reports.is_closed() {
                 since = Instant::now();
             }
-            let mut batch = self.backlog.take(Instant::now());
+            let began = Instant::now();
+            let mut batch = self.backlog.take(began);
             if batch.is_empty() {
                 continue;
             }
@@ -170,6 +174,9 @@ impl WritebackStage {
                 }
             } else {
                 self.is_free();
+            }
+            if self.reports.len() < BATCH && !self.reports.is_closed() {
+                sleep_until((began + GATHER).into()).await;
             }
         }
     }

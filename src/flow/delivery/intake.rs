@@ -24,10 +24,14 @@ impl Delivery {
     }
 
     fn place(&mut self, parcel: Parcel, pass: Pass, ledgered: bool) -> Option<Report> {
-        let aggregate = self.limits.ordered.then(|| AggregateKey::of(&parcel.event));
-        let turn = aggregate.clone().map_or(Turn::Go, |aggregate| self.gate.arrive(aggregate, self.next, pass));
+        let turn = if self.limits.ordered {
+            self.gate.arrive(AggregateKey::of(&parcel.event), self.next, pass)
+        } else {
+            Turn::Go
+        };
         if turn == Turn::Hold {
-            let token = self.enter(0, pass, ledgered, Stage::Decided { blocks: aggregate });
+            let blocks = Some(AggregateKey::of(&parcel.event));
+            let token = self.enter(0, pass, ledgered, Stage::Decided { blocks });
             return Some(Report::held(token, parcel.event));
         }
         let bytes = size_of(&parcel);

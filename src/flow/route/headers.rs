@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::fmt::Write as _;
 
 use bytestring::ByteString;
+use memchr::memchr;
 
 use super::{TemplateError, percent, row_headers, time, trace};
 use crate::flow::event::{Event, Origin};
@@ -24,7 +25,8 @@ const RESERVED: [&str; 2] = ["Nats-", "Outbox-"];
 const GUARDS: [&str; 2] = ["Nats-Msg-Id", "Nats-Expected-Stream"];
 
 fn hides_a_guard(text: &str) -> bool {
-    GUARDS.iter().any(|guard| text.contains(guard))
+    // Both begin with a letter that most values lack.
+    memchr(b'N', text.as_bytes()).is_some() && GUARDS.iter().any(|guard| text.contains(guard))
 }
 
 /// What is the same in the headers of all events.

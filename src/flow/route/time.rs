@@ -13,9 +13,16 @@ use jiff::civil::DateTime;
 pub(super) fn write_rfc3339(text: &str, target: &mut String) -> bool {
     target.clear();
     let Some(time) = parse(text) else { return false };
-    // Digits of the second as PostgreSQL gave them: none, or without trailing zeros.
-    // Writing to a String cannot fail.
-    let _ = write!(target, "{time}Z");
+    if let Some((date, clock)) = text.strip_suffix("+00").and_then(|utc| utc.split_once(' ')) {
+        // As the relay's own sessions print it: two letters differ.
+        for part in [date, "T", clock, "Z"] {
+            target.push_str(part);
+        }
+    } else {
+        // Digits of the second as PostgreSQL gave them: none, or without trailing zeros.
+        // Writing to a String cannot fail.
+        let _ = write!(target, "{time}Z");
+    }
     true
 }
 
@@ -79,8 +86,11 @@ fn two(digits: &[u8]) -> Option<i8> {
 
 /// Digits only: no sign, no space.
 fn number(digits: &[u8]) -> Option<i32> {
-    let all = !digits.is_empty() && digits.iter().all(u8::is_ascii_digit);
-    all.then(|| std::str::from_utf8(digits).ok()?.parse().ok()).flatten()
+    let append = |number: i32, digit: &u8| {
+        let digit = digit.is_ascii_digit().then(|| i32::from(digit - b'0'))?;
+        number.checked_mul(10)?.checked_add(digit)
+    };
+    (!digits.is_empty()).then(|| digits.iter().try_fold(0, append)).flatten()
 }
 
 #[cfg(test)]

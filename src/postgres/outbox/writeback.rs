@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use tokio_postgres::error::SqlState;
+use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Error, Row, Statement};
 use tracing::warn;
 
@@ -11,6 +12,7 @@ use super::{Tables, printable};
 use crate::config::OnSuccess;
 use crate::flow::event::{Outcome, Rejection, Report};
 use crate::flow::lsn::Lsn;
+use crate::flow::token::TokenMap;
 
 /// The word for a row that had its outcome already.
 const UNCHANGED: &str = "unchanged";
@@ -116,9 +118,12 @@ impl<'a> Writeback<'a> {
         };
         let completed = of(|outcome| matches!(outcome, Outcome::Completed));
         let held = of(|outcome| matches!(outcome, Outcome::Held(_)));
-        let mut written: HashMap<u64, &'static str> = HashMap::new();
+        let mut written: TokenMap<&'static str> = TokenMap::default();
         if !completed.is_empty() {
             let done = self.complete(&completed, place).await?;
+            if done.len() == reports.len() {
+                return Ok(vec![Recorded::Row(self.done); done.len()]);
+            }
             written.extend(done.into_iter().map(|token| (token, self.done)));
         }
         if !held.is_empty() {
@@ -151,12 +156,14 @@ impl<'a> Writeback<'a> {
     /// Returns the tokens of the reports that were written.
     async fn complete(&self, reports: &[&Report], (sequence, position): (i64, &str)) -> Result<Vec<u64>, Error> {
         let (ids, event_ids) = names(reports);
-        let mut rows = self.client.query(&self.complete, &[&ids, &event_ids, &self.slot, &sequence, &position]).await;
-        if rows.as_ref().is_err_and(|error| error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE)) {
-            rows =
-                self.client.query(&self.complete_unlocked, &[&ids, &event_ids, &self.slot, &sequence, &position]).await;
+        let parameters: [&(dyn ToSql + Sync); 5] = [&ids, &event_ids, &self.slot, &sequence, &position];
+        let mut done = self.client.query_one(&self.complete, &parameters).await;
+        if done.as_ref().is_err_and(|error| error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE)) {
+            done = self.client.query_one(&self.complete_unlocked, &parameters).await;
         }
-        tokens(reports, &rows?)
+        // One row for all: a row for each costs both sides more than its update.
+        let positions: Vec<i64> = done?.try_get(0)?;
+        Ok(positions.into_iter().filter_map(|position| token_at(reports, position)).collect())
     }
 
     /// Counts the failure on the row, and buries it when it was the last. `None`: the row could not be had.
@@ -268,12 +275,13 @@ fn names<'r>(reports: &[&'r Report]) -> (Vec<i64>, Vec<&'r str>) {
 /// The tokens of the reports whose positions, counted from one, a statement returned. Not by the rows' ids: two
 /// reports can have the same one when the table was truncated between them.
 fn tokens(reports: &[&Report], rows: &[Row]) -> Result<Vec<u64>, Error> {
-    let token = |row: &Row| {
-        let position: i64 = row.try_get(0)?;
-        let report = usize::try_from(position - 1).ok().and_then(|position| reports.get(position));
-        Ok(report.map(|report| report.token))
-    };
+    let token = |row: &Row| Ok(token_at(reports, row.try_get(0)?));
     rows.iter().filter_map(|row| token(row).transpose()).collect()
+}
+
+fn token_at(reports: &[&Report], position: i64) -> Option<u64> {
+    let report = usize::try_from(position - 1).ok().and_then(|position| reports.get(position));
+    report.map(|report| report.token)
 }
 
 /// The text, if it is JSON; what could not be read whole is kept out of the dead letter.

@@ -51,7 +51,7 @@ pub(super) fn complete_sql(tables: &Tables, on_success: OnSuccess, skip_locked: 
     format!(
         "WITH {free} place AS ({state}),
          done AS ({change} WHERE o.id = given.id AND o.event_id = given.event_id AND {open} RETURNING given.position)
-         SELECT position FROM done"
+         SELECT coalesce(array_agg(position), '{{}}') FROM done"
     )
 }
 

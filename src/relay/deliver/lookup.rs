@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use bytestring::ByteString;
+use tokio::sync::mpsc::Receiver;
 use tokio::time::timeout;
 use tracing::warn;
 
@@ -17,6 +18,8 @@ use crate::postgres::connect::{self, Session, SqlConnection};
 use crate::postgres::{describe, outbox};
 use crate::telemetry::health::Condition;
 
+/// Changes whose rows are looked up in one statement, about. Fewer cost more round trips, more wait longer for one.
+const AT_A_TIME: usize = 1024;
 /// A look-up that takes longer is told of.
 const LONG: Duration = Duration::from_secs(2);
 
@@ -29,9 +32,16 @@ pub(super) struct Looked {
 
 impl Deliver<'_> {
     /// Receives a batch. Of rows that an earlier session may have sent already, those that have an outcome since, or that
-    /// someone else has taken, are left to the table: they are looked up first.
-    pub(super) fn receive(&mut self, batch: Vec<Change>) {
-        let doubtful = doubtful(&batch, self.shared.horizon);
+    /// someone else has taken, are left to the table: they are looked up first, together with what waits behind them.
+    pub(super) fn receive(&mut self, mut batch: Vec<Change>) {
+        let mut doubtful = doubtful(&batch, self.shared.horizon);
+        while !doubtful.is_empty()
+            && batch.len() < AT_A_TIME
+            && let Some(Ok(more)) = self.wiring.sources.last_mut().map(Receiver::try_recv)
+        {
+            doubtful.extend(self::doubtful(&more, self.shared.horizon));
+            batch.extend(more);
+        }
         if !doubtful.is_empty() {
             self.looking = Some(Box::pin(look_up(self.shared, self.lookups.take(), batch, doubtful)));
             return;
@@ -137,9 +147,11 @@ fn doubtful(batch: &[Change], horizon: Lsn) -> Vec<(i64, ByteString)> {
     batch.iter().filter_map(known).collect()
 }
 
-/// It waits as long as it must.
+/// It waits as long as it must. Whatever the statistics say, the rows are few beside the table.
 fn session() -> Session {
-    Session::new("outbox-relay look-up")
+    ["enable_seqscan", "enable_hashjoin", "enable_mergejoin", "jit"]
+        .into_iter()
+        .fold(Session::new("outbox-relay look-up"), |session, name| session.with(name, "off"))
         .with("lock_timeout", "0")
         .with("statement_timeout", "0")
         .with("row_security", "off")

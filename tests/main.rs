@@ -16,6 +16,7 @@ mod decode;
 mod delivery;
 mod demo;
 mod deploy;
+mod desk;
 mod docs;
 mod encoding;
 mod hostile;

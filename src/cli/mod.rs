@@ -1,9 +1,13 @@
 //! The command line: one file a command.
 
+mod compensations;
 mod completions;
 mod config;
 mod consent;
+mod dead_letters;
 mod demo;
+mod desk;
+mod events;
 mod flags;
 mod man;
 mod migrate;
@@ -52,6 +56,15 @@ enum Command {
     Status(status::Status),
     /// Relay a shop's orders, in places of its own that are removed at the end, and show them arrive
     Demo,
+    /// Look at the outbox's rows, and have failed ones tried again
+    #[command(subcommand)]
+    Events(events::Events),
+    /// Look at dead letters, put them back into the outbox, or put them away
+    #[command(subcommand)]
+    DeadLetters(dead_letters::DeadLetters),
+    /// Look at compensations, and decide what becomes of them
+    #[command(subcommand)]
+    Compensations(compensations::Compensations),
     /// Look at the settings
     #[command(subcommand)]
     Config(config::Config),
@@ -153,6 +166,9 @@ fn dispatch(cli: Cli) -> Result<(), Failure> {
         Command::Migrate(command) => command.run(&load()?),
         Command::Status(command) => command.run(load()?),
         Command::Demo => demo::run(load()?),
+        Command::Events(command) => command.run(load()?),
+        Command::DeadLetters(command) => command.run(load()?),
+        Command::Compensations(command) => command.run(load()?),
         Command::Config(command) => Ok(command.run(&load()?)?),
         Command::Completions(command) => Ok(command.run(Cli::command())?),
         Command::Man(command) => Ok(command.run(Cli::command())?),

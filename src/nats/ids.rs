@@ -1,10 +1,12 @@
-//! Reading the ids of stored messages back, for the resume guard and for `verify`.
+//! Reading the ids of stored messages back, for the resume guard, for `verify`, and wherever an answer of `duplicate` has
+//! to mean a message that can be read.
 
 use std::time::Duration;
 
 use async_nats::{Message, StatusCode};
 use bytes::Bytes;
 use futures_util::StreamExt;
+use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::json;
 
@@ -15,6 +17,8 @@ use crate::fault::Failure;
 
 /// Messages asked for at once.
 const BATCH: u64 = 1000;
+/// Messages of a walk that are read at a time.
+const STRIDE: u64 = 50_000;
 /// Without any message for so long, the reading has failed.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -22,8 +26,40 @@ const PATIENCE: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredId {
     pub sequence: u64,
+    /// When it was stored, by the server's clock.
+    pub stored_at: Timestamp,
     /// `None`: it was published without one.
     pub id: Option<String>,
+}
+
+/// Where a reading begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// Behind this sequence.
+    After(u64),
+    /// With the first message stored at this time or later, by the server's clock.
+    Time(Timestamp),
+}
+
+/// A walk through the stream to its end, some messages at a time, so that memory does not grow with the stream.
+#[derive(Debug)]
+pub struct Walk<'a> {
+    stream: &'a Stream,
+    /// `None`: the end was reached.
+    next: Option<Start>,
+}
+
+impl Walk<'_> {
+    /// The next messages; `None` at the end. After a failure the same can be asked for again.
+    ///
+    /// # Errors
+    /// As [`Stream::ids_after`].
+    pub async fn next(&mut self) -> Result<Option<Vec<StoredId>>, Failure> {
+        let Some(start) = self.next else { return Ok(None) };
+        let (stored, all) = self.stream.ids_from(start, STRIDE).await?;
+        self.next = stored.last().filter(|_| !all).map(|last| Start::After(last.sequence));
+        Ok((!stored.is_empty()).then_some(stored))
+    }
 }
 
 #[derive(Deserialize)]
@@ -40,7 +76,40 @@ impl Stream {
     /// # Errors
     /// The connection's and JetStream's failures; nothing is known then. A work queue refuses ([`Failure::UnknownApi`]).
     pub async fn ids_after(&self, sequence: u64, limit: u64) -> Result<(Vec<StoredId>, bool), Failure> {
-        let consumer = self.create_reader(sequence).await?;
+        self.ids_from(Start::After(sequence), limit).await
+    }
+
+    /// Walks through the ids of all messages from `start` on.
+    pub fn walk(&self, start: Start) -> Walk<'_> {
+        Walk { stream: self, next: Some(start) }
+    }
+
+    /// The message at this sequence; `None` when there is none any more. In a cluster the message of a fresh
+    /// acknowledgement may come to be seen a moment later: ask again before taking it for lost.
+    ///
+    /// # Errors
+    /// As [`Self::ids_after`].
+    pub async fn id_at(&self, sequence: u64) -> Result<Option<StoredId>, Failure> {
+        let (stored, _) = self.ids_after(sequence.saturating_sub(1), 1).await?;
+        Ok(stored.into_iter().find(|stored| stored.sequence == sequence))
+    }
+
+    /// The first message with this id among those from `start` on. It reads them all until then.
+    ///
+    /// # Errors
+    /// As [`Self::ids_after`].
+    pub async fn find(&self, id: &str, start: Start) -> Result<Option<StoredId>, Failure> {
+        let mut walk = self.walk(start);
+        while let Some(stored) = walk.next().await? {
+            if let Some(found) = stored.into_iter().find(|stored| stored.id.as_deref() == Some(id)) {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    }
+
+    async fn ids_from(&self, start: Start, limit: u64) -> Result<(Vec<StoredId>, bool), Failure> {
+        let consumer = self.create_reader(start).await?;
         let wanted = consumer.num_pending.min(limit);
         let read = self.read(&consumer.name, wanted).await;
         // It would end by itself after its inactive threshold.
@@ -50,19 +119,21 @@ impl Stream {
     }
 
     /// An ephemeral pull consumer, in memory, for this one reading.
-    async fn create_reader(&self, sequence: u64) -> Result<Created, Failure> {
-        let body = json!({
-            "stream_name": self.name,
-            "config": {
-                "deliver_policy": "by_start_sequence",
-                "opt_start_seq": sequence.saturating_add(1),
-                "ack_policy": "none",
-                "headers_only": true,
-                "mem_storage": true,
-                "num_replicas": 1,
-                "inactive_threshold": 30_000_000_000_u64,
-            },
+    async fn create_reader(&self, start: Start) -> Result<Created, Failure> {
+        let mut config = json!({
+            "ack_policy": "none",
+            "headers_only": true,
+            "mem_storage": true,
+            "num_replicas": 1,
+            "inactive_threshold": 30_000_000_000_u64,
         });
+        let (policy, option, value) = match start {
+            Start::After(sequence) => ("by_start_sequence", "opt_start_seq", json!(sequence.saturating_add(1))),
+            Start::Time(time) => ("by_start_time", "opt_start_time", json!(time.to_string())),
+        };
+        config["deliver_policy"] = policy.into();
+        config[option] = value;
+        let body = json!({ "stream_name": self.name, "config": config });
         let answer = self.api.call::<Created>(&format!("CONSUMER.CREATE.{}", self.name), &body).await?;
         answer.map_err(Refusal::into_failure)
     }
@@ -112,21 +183,23 @@ fn read_id(message: &Message) -> Option<StoredId> {
     if message.status.is_some() {
         return None;
     }
-    let sequence = stream_sequence(message.reply.as_deref()?)?;
+    let (sequence, stored_at) = place(message.reply.as_deref()?)?;
     let id = header(message.headers.as_ref(), "Nats-Msg-Id");
-    Some(StoredId { sequence, id })
+    Some(StoredId { sequence, stored_at, id })
 }
 
-/// From the reply subject of a delivered message: `$JS.ACK.<stream>.<consumer>.<delivered>.<stream sequence>.…`, or
-/// `$JS.ACK.<domain>.<account>.<stream>.<consumer>.<delivered>.<stream sequence>.…` (ADR-15).
-fn stream_sequence(reply: &str) -> Option<u64> {
+/// Sequence and time of a delivered message, from its reply subject:
+/// `$JS.ACK.<stream>.<consumer>.<delivered>.<stream sequence>.<consumer sequence>.<nanoseconds since 1970>.<pending>`, or
+/// the same with `<domain>.<account>.` before the stream and perhaps more behind (ADR-15).
+fn place(reply: &str) -> Option<(u64, Timestamp)> {
     let tokens: Vec<&str> = reply.strip_prefix("$JS.ACK.")?.split('.').collect();
-    let place = match tokens.len() {
+    let sequence = match tokens.len() {
         7 => 3,
         9.. => 5,
         _ => return None,
     };
-    tokens.get(place)?.parse().ok()
+    let nanoseconds = tokens.get(sequence + 2)?.parse().ok()?;
+    Some((tokens.get(sequence)?.parse().ok()?, Timestamp::from_nanosecond(nanoseconds).ok()?))
 }
 
 #[cfg(test)]
@@ -134,12 +207,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finds_the_sequence_in_both_forms_of_reply() {
-        assert_eq!(stream_sequence("$JS.ACK.S.c.1.42.7.1700000000000000000.0"), Some(42));
-        assert_eq!(stream_sequence("$JS.ACK._.HASH.S.c.1.42.7.1700000000000000000.0"), Some(42));
-        assert_eq!(stream_sequence("$JS.ACK._.HASH.S.c.1.42.7.1700000000000000000.0.rnd"), Some(42));
-        for reply in ["", "$JS.ACK.", "$JS.ACK.S.c.1.42", "_INBOX.a.b", "$JS.ACK.S.c.1.x.7.1.0"] {
-            assert_eq!(stream_sequence(reply), None, "{reply}");
+    fn finds_sequence_and_time_in_both_forms_of_reply() {
+        let found = Some((42, "2023-11-14T22:13:20.000000001Z".parse().unwrap()));
+        assert_eq!(place("$JS.ACK.S.c.1.42.7.1700000000000000001.0"), found);
+        assert_eq!(place("$JS.ACK._.HASH.S.c.1.42.7.1700000000000000001.0"), found);
+        assert_eq!(place("$JS.ACK._.HASH.S.c.1.42.7.1700000000000000001.0.rnd"), found);
+        for reply in
+            ["", "$JS.ACK.", "$JS.ACK.S.c.1.42", "_INBOX.a.b", "$JS.ACK.S.c.1.x.7.1.0", "$JS.ACK.S.c.1.2.7.x.0"]
+        {
+            assert_eq!(place(reply), None, "{reply}");
         }
     }
 }

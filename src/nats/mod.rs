@@ -7,6 +7,7 @@ mod dial;
 mod fitness;
 pub mod ids;
 pub mod notice;
+pub mod presence;
 pub mod publish;
 pub mod request;
 pub mod stream;

@@ -1,6 +1,7 @@
 //! Every statement on the outbox tables.
 
 mod compensations;
+pub mod desk;
 mod drain;
 mod due;
 mod locks;

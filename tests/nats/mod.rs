@@ -1,7 +1,9 @@
 //! The relay's side of NATS against real servers, without PostgreSQL.
 
 mod cluster;
+mod ids;
 mod login;
+mod presence;
 mod publish;
 mod request;
 mod stream;

@@ -7,10 +7,9 @@ use tracing::{info, warn};
 
 use super::Deliver;
 use crate::fault::Failure;
+use crate::nats::ids::Start;
 use crate::nats::stream::Stream;
 
-/// Ids read at a time.
-const IDS_AT_A_TIME: u64 = 50_000;
 /// Ids kept, at most: what an earlier session may have left open is far less, so more belong to others.
 const IDS_MAX: usize = 500_000;
 
@@ -21,23 +20,17 @@ pub struct Known(HashMap<Box<str>, u64>);
 impl Known {
     /// Reads the ids of everything stored after `sequence`.
     pub async fn read(stream: &Stream, sequence: u64) -> Result<Self, Failure> {
-        let (mut known, mut after) = (HashMap::new(), sequence);
-        loop {
-            let (stored, all) = stream.ids_after(after, IDS_AT_A_TIME).await?;
-            after = stored.last().map_or(after, |last| last.sequence);
-            let empty = stored.is_empty();
-            known.extend(stored.into_iter().filter_map(|stored| Some((stored.id?.into_boxed_str(), stored.sequence))));
-            if all || empty {
-                break;
-            }
+        let (mut known, mut walk) = (HashMap::new(), stream.walk(Start::After(sequence)));
+        while let Some(stored) = walk.next().await? {
             if known.len() > IDS_MAX {
                 warn!(
-                    after,
+                    from = stored.first().map_or(sequence, |first| first.sequence),
                     "the stream holds more new messages than the relay can compare; for older events only the \
                      duplicate window protects from a second copy"
                 );
                 break;
             }
+            known.extend(stored.into_iter().filter_map(|stored| Some((stored.id?.into_boxed_str(), stored.sequence))));
         }
         Ok(Self(known))
     }

@@ -1,0 +1,145 @@
+//! `outbox-relay compensations retry`, `resolve` and `abandon`
+
+use super::super::consent::Consent;
+use super::super::desk::{Act, due, refusal, report};
+use super::super::output::Format;
+use super::super::{Failure, block_on, servers};
+use crate::config::Settings;
+use crate::postgres::outbox::desk::{CompensationStory, Desk};
+
+const RETRY_HELP: &str = "\
+The relay asks the service at its next pass, before any later date. More than one wants --yes, or a yes on the terminal.
+
+Example
+  outbox-relay compensations retry 5";
+
+const RESOLVE_HELP: &str = "\
+More than one wants --yes, or a yes on the terminal.
+
+Example
+  outbox-relay compensations resolve 5 --by 42 --notes \"refunded by hand\"";
+
+const ABANDON_HELP: &str = "\
+This is final, and wants --yes, or a yes on the terminal.
+
+Example
+  outbox-relay compensations abandon 5 --notes \"the customer is gone\" --yes";
+
+#[derive(clap::Args)]
+#[command(after_help = RETRY_HELP)]
+pub struct Retry {
+    #[command(flatten)]
+    which: Which,
+}
+
+#[derive(clap::Args)]
+#[command(after_help = RESOLVE_HELP)]
+pub struct Resolve {
+    #[command(flatten)]
+    which: Which,
+    /// Who did it: a number of your own
+    #[arg(long, value_name = "NUMBER")]
+    by: Option<i64>,
+    /// What was done, for others to read
+    #[arg(long, value_name = "TEXT")]
+    notes: Option<String>,
+}
+
+#[derive(clap::Args)]
+#[command(after_help = ABANDON_HELP)]
+pub struct Abandon {
+    #[command(flatten)]
+    which: Which,
+    /// Why, for others to read
+    #[arg(long, value_name = "TEXT")]
+    notes: String,
+}
+
+#[derive(clap::Args)]
+struct Which {
+    /// The compensations, by their ids
+    #[arg(value_name = "ID", required = true)]
+    ids: Vec<i64>,
+    #[command(flatten)]
+    consent: Consent,
+    #[arg(long, value_enum, default_value_t)]
+    output: Format,
+}
+
+impl Retry {
+    pub fn run(&self, settings: &Settings) -> Result<(), Failure> {
+        let change = async |desk: &Desk<'_>, id| desk.retry_compensation(id).await.map_err(Failure::from);
+        self.which.each(settings, "compensations retry", ["due", "sent to the service again"], false, &change)
+    }
+}
+
+impl Resolve {
+    pub fn run(&self, settings: &Settings) -> Result<(), Failure> {
+        let change = async |desk: &Desk<'_>, id| {
+            let resolved = desk.resolve_compensation(id, self.by, self.notes.as_deref()).await;
+            resolved.map(|()| true).map_err(refusal)
+        };
+        self.which.each(settings, "compensations resolve", ["resolved", "marked as resolved"], false, &change)
+    }
+}
+
+impl Abandon {
+    pub fn run(&self, settings: &Settings) -> Result<(), Failure> {
+        let change =
+            async |desk: &Desk<'_>, id| desk.abandon_compensation(id, &self.notes).await.map_err(Failure::from);
+        self.which.each(settings, "compensations abandon", ["abandoned", "given up for good"], true, &change)
+    }
+}
+
+impl Which {
+    /// Changes each. `words`: the outcome, and what the plan says. `is_final`: it wants consent also for one.
+    fn each(
+        &self,
+        settings: &Settings,
+        command: &str,
+        [outcome, plan]: [&'static str; 2],
+        is_final: bool,
+        change: &impl AsyncFn(&Desk<'_>, i64) -> Result<bool, Failure>,
+    ) -> Result<(), Failure> {
+        let acts = block_on(async {
+            let connection = servers::tables(settings, command).await?;
+            let desk = Desk::new(&connection.client, &settings.source.table);
+            let mut ids = self.ids.clone();
+            ids.sort_unstable();
+            ids.dedup();
+            for &id in &ids {
+                if desk.compensation(id, false).await?.is_none() {
+                    return Err(Failure::Unfit(format!("there is no compensation {id}; nothing was done")));
+                }
+            }
+            if is_final || ids.len() > 1 {
+                let what = if ids.len() == 1 { "compensation is" } else { "compensations are" };
+                self.consent.ask(&format!("{} {what} {plan}", ids.len()))?;
+            }
+            let mut acts = Vec::new();
+            for id in ids {
+                acts.push(match change(&desk, id).await {
+                    Ok(true) => Act { id, event_id: None, outcome, detail: None },
+                    Ok(false) => Act::left(id, None, why_not(desk.compensation(id, false).await?.as_ref())),
+                    Err(Failure::Unfit(why)) => Act::left(id, None, why),
+                    Err(failure) => return Err(failure),
+                });
+            }
+            Ok::<Vec<Act>, Failure>(acts)
+        })?;
+        report(&acts, self.output)
+    }
+}
+
+/// The state that stood in the way.
+fn why_not(now: Option<&CompensationStory>) -> String {
+    match now {
+        None => "it is gone".to_owned(),
+        Some(story) if story.row.status == "retrying" => format!(
+            "{} is at it: wait for the outcome, or for the end of the lease {}",
+            story.locked_by.as_deref().unwrap_or("a worker"),
+            due(story.row.next_retry_seconds)
+        ),
+        Some(story) => format!("it is {}, which is final", story.row.status),
+    }
+}

@@ -1,0 +1,55 @@
+//! `outbox-relay dead-letters resolve`
+
+use super::super::consent::Consent;
+use super::super::desk::{Act, report};
+use super::super::output::Format;
+use super::super::{Failure, block_on, servers};
+use crate::config::Settings;
+use crate::postgres::outbox::desk::Desk;
+
+const HELP: &str = "\
+The event itself is not touched. More than one dead letter wants --yes, or a yes on the terminal.
+
+Example
+  outbox-relay dead-letters resolve 17 --notes \"sent by hand, ticket 4711\"";
+
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Resolve {
+    /// The dead letters, by their ids
+    #[arg(value_name = "ID", required = true)]
+    ids: Vec<i64>,
+    /// What was done, for others to read
+    #[arg(long, value_name = "TEXT")]
+    notes: String,
+    #[command(flatten)]
+    consent: Consent,
+    #[arg(long, value_enum, default_value_t)]
+    output: Format,
+}
+
+impl Resolve {
+    pub fn run(self, settings: &Settings) -> Result<(), Failure> {
+        let acts = block_on(async {
+            let connection = servers::tables(settings, "dead-letters resolve").await?;
+            let desk = Desk::new(&connection.client, &settings.source.table);
+            let known = desk.known_dead_letters(&self.ids).await?;
+            if let Some(unknown) = self.ids.iter().find(|id| !known.contains(id)) {
+                return Err(Failure::Unfit(format!("there is no dead letter {unknown}; nothing was done")));
+            }
+            if known.len() > 1 {
+                self.consent.ask(&format!("{} dead letters are marked as handled", known.len()))?;
+            }
+            let resolved = desk.resolve_dead_letters(&known, &self.notes).await?;
+            let act = |&id: &i64| {
+                if resolved.contains(&id) {
+                    Act { id, event_id: None, outcome: "handled", detail: None }
+                } else {
+                    Act::left(id, None, "it was handled before")
+                }
+            };
+            Ok::<Vec<Act>, Failure>(known.iter().map(act).collect())
+        })?;
+        report(&acts, self.output)
+    }
+}

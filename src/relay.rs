@@ -13,6 +13,7 @@ mod rounds;
 mod session;
 mod stages;
 mod take;
+pub mod verify;
 mod watcher;
 mod writeback;
 
@@ -58,13 +59,22 @@ fn valid<T, E: Display>(made: &Result<T, E>) -> Result<(), String> {
     made.as_ref().map(|_| ()).map_err(ToString::to_string)
 }
 
-fn router(settings: &Settings) -> Result<Router, TemplateError> {
+/// What gives events their subjects.
+pub fn router(settings: &Settings) -> Result<Router, TemplateError> {
     let route = &settings.route;
     Router::new(&route.subject, route.cloudevents, &route.source, &settings.nats.stream)
 }
 
+/// A filter that covers every subject which `route.subject` can make.
+///
+/// # Errors
+/// When the template is wrong.
+pub fn subject_filter(settings: &Settings) -> Result<String, RunError> {
+    router(settings).map(|router| router.subject_filter()).map_err(|mistake| RunError::Unusable(mistake.to_string()))
+}
+
 /// Where compensations are sent; `None`: they are not this relay's.
-fn compensation_route(settings: &Settings) -> Result<Option<CompensationRoute>, TemplateError> {
+pub fn compensation_route(settings: &Settings) -> Result<Option<CompensationRoute>, TemplateError> {
     let compensation = &settings.compensation;
     compensation.enabled.then(|| CompensationRoute::new(&compensation.subject)).transpose()
 }
@@ -79,13 +89,19 @@ pub fn postgres_target(settings: &Settings) -> Result<Target, ConnectInfoError> 
 
 /// Where PostgreSQL itself answers. A pooler passes neither replication on nor what a session sets for itself, so that all
 /// connections of a running relay go here.
-fn direct_target(settings: &Settings) -> Result<Target, ConnectInfoError> {
+///
+/// # Errors
+/// As [`postgres_target`].
+pub fn direct_target(settings: &Settings) -> Result<Target, ConnectInfoError> {
     target(settings, settings.postgres.replication_url.as_ref().unwrap_or(&settings.postgres.url))
 }
 
 fn target(settings: &Settings, url: &Secret) -> Result<Target, ConnectInfoError> {
     Target::parse(&url.0, settings.postgres.password.as_ref().map(|password| &*password.0))
 }
+
+/// What the connection that holds the slot calls itself, unless the address names another.
+pub const APPLICATION: &str = "outbox-relay";
 
 /// A session of so long was a good one: the next follows soon.
 const LONG: Duration = Duration::from_secs(10);

@@ -7,6 +7,7 @@
 mod harness;
 
 mod beside;
+mod commands;
 mod compensations;
 mod config;
 mod connect;
@@ -18,6 +19,7 @@ mod demo;
 mod deploy;
 mod desk;
 mod docs;
+mod doctor;
 mod encoding;
 mod hostile;
 mod layering;

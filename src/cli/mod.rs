@@ -7,14 +7,21 @@ mod consent;
 mod dead_letters;
 mod demo;
 mod desk;
+mod doctor;
 mod events;
 mod flags;
+mod human;
 mod man;
 mod migrate;
 pub mod output;
+mod progress;
+mod publication;
 mod run;
 mod servers;
+mod slot;
 mod status;
+mod stream;
+mod verify;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -52,6 +59,8 @@ enum Command {
     Run,
     /// Make or update the outbox's tables
     Migrate(migrate::Migrate),
+    /// Look at everything that a relay needs, and say what is wrong and how it is mended
+    Doctor(doctor::Doctor),
     /// Show at a glance whether it is healthy, how far behind it is, what waits and what is dead
     Status(status::Status),
     /// Relay a shop's orders, in places of its own that are removed at the end, and show them arrive
@@ -65,6 +74,13 @@ enum Command {
     /// Look at compensations, and decide what becomes of them
     #[command(subcommand)]
     Compensations(compensations::Compensations),
+    #[command(subcommand)]
+    Slot(slot::Slot),
+    #[command(subcommand)]
+    Publication(publication::Publication),
+    #[command(subcommand)]
+    Stream(stream::Stream),
+    Verify(verify::Verify),
     /// Look at the settings
     #[command(subcommand)]
     Config(config::Config),
@@ -165,10 +181,15 @@ fn dispatch(cli: Cli) -> Result<(), Failure> {
         Command::Run => run::run(load()?),
         Command::Migrate(command) => command.run(&load()?),
         Command::Status(command) => command.run(load()?),
+        Command::Doctor(command) => command.run(load()?),
         Command::Demo => demo::run(load()?),
         Command::Events(command) => command.run(load()?),
         Command::DeadLetters(command) => command.run(load()?),
         Command::Compensations(command) => command.run(load()?),
+        Command::Slot(command) => command.run(load()?),
+        Command::Publication(command) => command.run(load()?),
+        Command::Stream(command) => command.run(load()?),
+        Command::Verify(command) => command.run(load()?),
         Command::Config(command) => Ok(command.run(&load()?)?),
         Command::Completions(command) => Ok(command.run(Cli::command())?),
         Command::Man(command) => Ok(command.run(Cli::command())?),

@@ -1,6 +1,7 @@
 //! What a stream is, and whether it can carry an outbox.
 
-use std::time::Duration;
+use std::fmt;
+use std::time::{Duration, SystemTime};
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -44,6 +45,12 @@ pub struct StreamFacts {
     pub retention: Retention,
     /// `None`: for ever.
     pub max_age: Option<Duration>,
+    /// Whether the oldest messages go when it holds too many, or too many bytes.
+    pub drops_oldest: bool,
+    /// Whether a new message may push out an older one of its subject.
+    pub limited_per_subject: bool,
+    /// When its oldest message was stored; `None` when it holds none.
+    pub first_stored: Option<jiff::Timestamp>,
     pub replicas: u64,
     /// In a cluster without a leader: `false`.
     pub has_leader: bool,
@@ -53,6 +60,12 @@ impl StreamFacts {
     /// Whether the stream takes messages on this subject.
     pub fn takes(&self, subject: &str) -> bool {
         self.subjects.iter().any(|filter| covers(filter, subject))
+    }
+
+    /// When it was created, as precisely as PostgreSQL keeps a time: a finer one would never be found equal again.
+    pub fn created_as_noted(&self) -> SystemTime {
+        let time = jiff::Timestamp::from_microsecond(self.created.as_microsecond()).unwrap_or(self.created);
+        SystemTime::from(time)
     }
 
     /// Whether the stream keeps its messages, so that their ids can be looked up later (§5, resume guard).
@@ -67,6 +80,32 @@ pub struct Finding {
     /// A stable name.
     pub code: &'static str,
     pub text: String,
+}
+
+/// Why a stream cannot carry an outbox.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unfit {
+    /// A stable name.
+    pub code: &'static str,
+    pub problem: String,
+    pub mend: Mend,
+}
+
+/// What makes an unfit stream fit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Mend {
+    /// A command of the NATS command line.
+    Command(String),
+    Advice(String),
+}
+
+impl fmt::Display for Mend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Command(command) => write!(f, "run: {command}"),
+            Self::Advice(advice) => f.write_str(advice),
+        }
+    }
 }
 
 /// The answer to `STREAM.INFO` and `STREAM.CREATE`. What Go leaves out or writes as null is `None`.
@@ -114,6 +153,13 @@ struct State {
     bytes: u64,
     first_seq: u64,
     last_seq: u64,
+    first_ts: Option<String>,
+}
+
+impl Config {
+    fn drops_oldest(&self) -> bool {
+        (self.max_msgs > 0 || self.max_bytes > 0) && self.discard.as_deref() == Some("old")
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -149,6 +195,14 @@ impl Info {
                 _ => Retention::Other,
             },
             max_age: (config.max_age > 0).then(|| Duration::from_nanos(config.max_age)),
+            drops_oldest: config.drops_oldest(),
+            limited_per_subject: config.max_msgs_per_subject > 0,
+            first_stored: self
+                .state
+                .first_ts
+                .as_deref()
+                .filter(|_| self.state.messages > 0)
+                .and_then(|ts| ts.parse().ok()),
             replicas: config.num_replicas,
             has_leader: !self.clustered() || self.leader().is_some(),
         })
@@ -162,43 +216,46 @@ impl Info {
         self.cluster.as_ref()?.leader.as_deref().filter(|name| !name.is_empty())
     }
 
-    /// Why the stream cannot carry an outbox (with what to do), if so. `filter`: every subject that the route can make.
-    pub(super) fn unfit(&self, filter: &str) -> Option<(String, String)> {
+    /// Why the stream cannot carry an outbox, if so. `filter`: every subject that the route can make.
+    pub(super) fn unfit(&self, filter: &str) -> Option<Unfit> {
         let config = &self.config;
         let name = &config.name;
-        let fatal = |problem: &str, fix: String| Some((format!("stream {name:?} {problem}"), fix));
-        let other = "set nats.stream to another stream".to_owned();
+        let fatal = |code: &'static str, problem: &str, mend: Mend| {
+            Some(Unfit { code, problem: format!("stream {name:?} {problem}"), mend })
+        };
+        let other = Mend::Advice("set nats.stream to another stream".to_owned());
         if config.mirror.is_some() {
-            return fatal("is a mirror, which takes no messages from publishers", other);
+            return fatal("mirror", "is a mirror, which takes no messages from publishers", other);
         }
         if config.sealed {
-            return fatal("is sealed: it takes no messages ever again", other);
+            return fatal("sealed", "is sealed: it takes no messages ever again", other);
         }
         if config.template_owner.as_deref().is_some_and(|owner| !owner.is_empty()) {
-            return fatal("belongs to a stream template, which may change or remove it", other);
+            return fatal("template", "belongs to a stream template, which may change or remove it", other);
         }
         if config.allow_msg_counter {
-            return fatal("counts (allow_msg_counter): it takes increments only, no events", other);
+            return fatal("counter", "counts (allow_msg_counter): it takes increments only, no events", other);
         }
         if config.no_ack {
-            let fix = format!("run: nats stream edit {name} --ack");
-            return fatal("acknowledges nothing (no_ack), so the relay cannot know what is stored", fix);
+            let fix = Mend::Command(format!("nats stream edit {name} --ack --force"));
+            return fatal("no_ack", "acknowledges nothing (no_ack), so the relay cannot know what is stored", fix);
         }
         if config.persist_mode.as_deref() == Some("async") {
             let fix = "create it anew with persist_mode \"default\" (it cannot be changed later)".to_owned();
             return fatal(
+                "persist_async",
                 "may acknowledge before it stores (persist_mode async), so acknowledged events can be lost",
-                fix,
+                Mend::Advice(fix),
             );
         }
         let subjects = config.subjects.as_deref().unwrap_or_default();
         if !subjects.iter().any(|wide| covers(wide, filter)) {
-            let fix = format!(
-                "add the subject, e.g.: nats stream edit {name} --subjects '{}', or change route.subject",
-                subjects.iter().map(String::as_str).chain([filter]).collect::<Vec<_>>().join(",")
-            );
+            // Servers refuse a stream whose subjects overlap each other.
+            let kept = subjects.iter().map(String::as_str).filter(|kept| !covers(filter, kept));
+            let subjects_then = kept.chain([filter]).collect::<Vec<_>>().join(",");
+            let fix = Mend::Command(format!("nats stream edit {name} --subjects '{subjects_then}' --force"));
             let problem = format!("takes {}, which does not cover {filter:?} of route.subject", listed(subjects));
-            return fatal(&problem, fix);
+            return fatal("subjects", &problem, fix);
         }
         None
     }
@@ -212,6 +269,7 @@ impl Info {
                 found.push(Finding { code, text });
             }
         };
+        let full = |used: u64, most: i64| u64::try_from(most).is_ok_and(|most| most > 0 && used >= most / 10 * 9);
         let age = Duration::from_nanos(config.max_age);
         let window = Duration::from_nanos(config.duplicate_window);
         let retention = config.retention.as_deref();
@@ -233,12 +291,18 @@ impl Info {
             "max_age_short",
             format!("it forgets messages after {}: subscribers that are away longer miss them", human(age)),
         );
-        let limited = config.max_msgs > 0 || config.max_bytes > 0;
         find(
-            limited && config.discard.as_deref() == Some("old"),
+            config.drops_oldest(),
             "discard_old",
             "when full (max_bytes, max_msgs) it removes its oldest messages, consumed or not; with discard \"new\" the \
              relay waits instead"
+                .to_owned(),
+        );
+        find(
+            config.discard.as_deref() == Some("new")
+                && (full(self.state.messages, config.max_msgs) || full(self.state.bytes, config.max_bytes)),
+            "nearly_full",
+            "it is nearly full (max_bytes, max_msgs), and then takes nothing more: rows will wait until there is room"
                 .to_owned(),
         );
         find(

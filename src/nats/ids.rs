@@ -120,20 +120,22 @@ impl Stream {
 
     /// An ephemeral pull consumer, in memory, for this one reading.
     async fn create_reader(&self, start: Start) -> Result<Created, Failure> {
-        let mut config = json!({
-            "ack_policy": "none",
-            "headers_only": true,
-            "mem_storage": true,
-            "num_replicas": 1,
-            "inactive_threshold": 30_000_000_000_u64,
-        });
         let (policy, option, value) = match start {
             Start::After(sequence) => ("by_start_sequence", "opt_start_seq", json!(sequence.saturating_add(1))),
             Start::Time(time) => ("by_start_time", "opt_start_time", json!(time.to_string())),
         };
-        config["deliver_policy"] = policy.into();
-        config[option] = value;
-        let body = json!({ "stream_name": self.name, "config": config });
+        let body = json!({
+            "stream_name": self.name,
+            "config": {
+                "deliver_policy": policy,
+                option: value,
+                "ack_policy": "none",
+                "headers_only": true,
+                "mem_storage": true,
+                "num_replicas": 1,
+                "inactive_threshold": 30_000_000_000_u64,
+            },
+        });
         let answer = self.api.call::<Created>(&format!("CONSUMER.CREATE.{}", self.name), &body).await?;
         answer.map_err(Refusal::into_failure)
     }
@@ -143,28 +145,29 @@ impl Stream {
         let inbox = client.new_inbox();
         let mut messages = client.subscribe(inbox.clone()).await.map_err(|_| Failure::Disconnected)?;
         let next = self.api.subject(&format!("CONSUMER.MSG.NEXT.{}.{consumer}", self.name));
-        let mut ids = Vec::new();
-        let mut left = wanted;
-        while left > 0 {
-            let batch = left.min(BATCH);
-            let body = json!({ "batch": batch, "expires": 4_000_000_000_u64 });
-            client
-                .publish_with_reply(next.clone(), inbox.clone(), Bytes::from(body.to_string()))
-                .await
-                .map_err(|_| Failure::Disconnected)?;
-            for _ in 0..batch {
-                let message = tokio::time::timeout(PATIENCE, messages.next())
+        let (mut ids, mut asked, mut read) = (Vec::new(), 0, 0);
+        while read < wanted {
+            // The next ones are on their way while these are read.
+            while asked < wanted && asked < read + 2 * BATCH {
+                let batch = BATCH.min(wanted - asked);
+                asked += batch;
+                let body = json!({ "batch": batch, "expires": 4_000_000_000_u64 });
+                client
+                    .publish_with_reply(next.clone(), inbox.clone(), Bytes::from(body.to_string()))
                     .await
-                    .map_err(|_| Failure::AckTimeout)?
-                    .ok_or(Failure::Disconnected)?;
-                match read_id(&message) {
-                    Some(id) => ids.push(id),
-                    // Fewer are left than were: they expired, or were removed meanwhile.
-                    None if message.status == Some(StatusCode::TIMEOUT) => return Ok(ids),
-                    None => return Err(unexpected(&message)),
-                }
+                    .map_err(|_| Failure::Disconnected)?;
             }
-            left = left.saturating_sub(batch);
+            let message = tokio::time::timeout(PATIENCE, messages.next())
+                .await
+                .map_err(|_| Failure::AckTimeout)?
+                .ok_or(Failure::Disconnected)?;
+            match read_id(&message) {
+                Some(id) => ids.push(id),
+                // Fewer are left than were: they expired, or were removed meanwhile.
+                None if message.status == Some(StatusCode::TIMEOUT) => return Ok(ids),
+                None => return Err(unexpected(&message)),
+            }
+            read += 1;
         }
         Ok(ids)
     }

@@ -11,7 +11,7 @@ use super::fitness::Info;
 use crate::config::{self, Manage, Storage};
 use crate::fault::{Class, Failure};
 
-pub use super::fitness::{Finding, Retention, StreamFacts};
+pub use super::fitness::{Finding, Mend, Retention, StreamFacts, Unfit};
 
 /// JetStream's "stream not found".
 pub(super) const NOT_FOUND: u64 = 10_059;
@@ -44,6 +44,16 @@ impl StreamFault {
             Self::Missing(_) | Self::Unfit { .. } | Self::Denied { .. } => Class::Fatal,
         }
     }
+}
+
+/// What a look at the stream found.
+#[derive(Clone, Debug)]
+pub struct Examined {
+    pub facts: StreamFacts,
+    /// Why it cannot carry an outbox, if so.
+    pub unfit: Option<Unfit>,
+    /// What the operator should know.
+    pub findings: Vec<Finding>,
 }
 
 /// The relay's stream. Cheap to clone.
@@ -86,11 +96,23 @@ impl Stream {
             Ok(Err(refusal)) => return Err(self.fault(refusal.into_failure())),
             Err(failure) => return Err(self.fault(failure)),
         };
-        if let Some((problem, fix)) = info.unfit(filter) {
-            return Err(StreamFault::Unfit { problem, fix: fix.into() });
+        if let Some(Unfit { problem, mend, .. }) = info.unfit(filter) {
+            return Err(StreamFault::Unfit { problem, fix: mend.to_string().into() });
         }
         let facts = info.facts().map_err(|failure| self.fault(failure))?;
         Ok((facts, info.findings()))
+    }
+
+    /// Sees whether the stream can carry an outbox, and makes nothing. `None`: there is no such stream.
+    pub async fn examine(&self, filter: &str) -> Result<Option<Examined>, StreamFault> {
+        let info = match self.info().await {
+            Ok(Ok(info)) => info,
+            Ok(Err(refusal)) if refusal.code == NOT_FOUND => return Ok(None),
+            Ok(Err(refusal)) => return Err(self.fault(refusal.into_failure())),
+            Err(failure) => return Err(self.fault(failure)),
+        };
+        let facts = info.facts().map_err(|failure| self.fault(failure))?;
+        Ok(Some(Examined { facts, unfit: info.unfit(filter), findings: info.findings() }))
     }
 
     /// Asks for the stream's present state.
@@ -132,21 +154,22 @@ impl Stream {
                 Ok(Err(refusal)) => Err(self.fault(refusal.into_failure())),
                 Err(failure) => Err(self.fault(failure)),
             },
-            Err(refusal) => Err(self.cannot_create(refusal, create).await),
+            Err(refusal) => Err(self.refused("create", refusal, create).await),
         }
     }
 
-    async fn cannot_create(&self, refusal: Refusal, create: &config::NatsCreate) -> StreamFault {
+    /// Why the server refused to `create` or `update` the stream, and which setting would mend it.
+    pub(super) async fn refused(&self, verb: &str, refusal: Refusal, create: &config::NatsCreate) -> StreamFault {
         let fix: Cow<'static, str> = match refusal.code {
             OVERLAP => {
                 let mut others = Vec::new();
                 for subject in &create.subjects {
-                    others.extend(self.capturing(subject).await.ok().flatten());
+                    others.extend(self.capturing(subject).await.ok().flatten().filter(|other| *other != self.name));
                 }
                 others.dedup();
                 return StreamFault::Unfit {
                     problem: format!(
-                        "stream {:?} cannot be created: its subjects {:?} overlap with those of stream {others:?}",
+                        "stream {:?} cannot be {verb}d: its subjects {:?} overlap with those of stream {others:?}",
                         self.name, create.subjects
                     ),
                     fix: "set nats.stream to that one, or change nats.create.subjects and route.subject".into(),
@@ -164,11 +187,11 @@ impl Stream {
             }
             _ => return self.fault(refusal.into_failure()),
         };
-        let problem = format!("stream {:?} cannot be created: {} (error {})", self.name, refusal.text, refusal.code);
+        let problem = format!("stream {:?} cannot be {verb}d: {} (error {})", self.name, refusal.text, refusal.code);
         StreamFault::Unfit { problem, fix }
     }
 
-    fn fault(&self, failure: Failure) -> StreamFault {
+    pub(super) fn fault(&self, failure: Failure) -> StreamFault {
         match self.named(failure) {
             Failure::PermissionDenied { action, subject } => StreamFault::Denied { action, subject },
             failure => self.waiting(failure),
@@ -190,7 +213,7 @@ impl Stream {
 /// What the relay creates is what `nats stream add` would by default: a log that keeps all it is given, and that removes
 /// the oldest when the operator sets a limit. `discard: new` would protect unread events better, but since a log does not
 /// shrink by being read it stops the relay for good once full: that is for an operator to choose, not for us.
-fn config_to_create(name: &str, create: &config::NatsCreate) -> Value {
+pub(super) fn config_to_create(name: &str, create: &config::NatsCreate) -> Value {
     let nanos = |duration: std::time::Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
     // The server takes no window longer than the age.
     let window = create.max_age.map_or(create.duplicate_window, |age| create.duplicate_window.min(age));

@@ -13,7 +13,7 @@ use tokio_postgres::{Client, types::Type};
 use tracing::info;
 
 pub use error::MigrateError;
-pub use inspect::SchemaState;
+pub use inspect::{ColdIndex, SchemaState};
 
 use super::names;
 use crate::config::TableName;
@@ -94,6 +94,14 @@ pub async fn state(client: &Client, table: &TableName) -> Result<SchemaState, Mi
 /// [`MigrateError::Database`] when the catalogue cannot be read.
 pub async fn missing_objects(client: &Client, table: &TableName) -> Result<Vec<String>, MigrateError> {
     inspect::missing_objects(client, table).await
+}
+
+/// Indexes of the events table that keep updates of the normal path from being HOT.
+///
+/// # Errors
+/// [`MigrateError::Database`] when the catalogue cannot be read, or there is no such table.
+pub async fn cold_indexes(client: &Client, table: &TableName) -> Result<Vec<ColdIndex>, MigrateError> {
+    inspect::cold_indexes(client, table).await
 }
 
 /// The settings hold until [`RESTORE_SESSION`]. A short `lock_timeout`: while an ALTER TABLE waits for its lock, every

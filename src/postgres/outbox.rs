@@ -1,6 +1,7 @@
 //! Every statement on the outbox tables.
 
 mod compensations;
+mod completed;
 pub mod desk;
 mod drain;
 mod due;
@@ -13,6 +14,7 @@ mod writeback;
 mod writeback_sql;
 
 pub use compensations::{Attempted, Claim, Compensation};
+pub use completed::{Completed, CompletedRow, CompletedRows};
 pub use drain::WaitingRows;
 pub use due::{Due, DueRow, HeldRows};
 pub use locks::{holders as lock_holders, is_locked};

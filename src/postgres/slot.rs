@@ -1,11 +1,16 @@
 //! Replication slots and publications.
 
+pub mod detail;
+pub mod published;
+use std::fmt::{self, Display};
+
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
 
 use super::names::identifier;
 use super::outbox::{COLUMNS, Tables};
+use super::remedies;
 use crate::config::{Source, TableName};
 use crate::flow::lsn::Lsn;
 
@@ -98,50 +103,122 @@ pub async fn current_wal(client: &Client) -> Result<Lsn, tokio_postgres::Error> 
     Ok(text.and_then(|text| text.parse().ok()).unwrap_or(Lsn::ZERO))
 }
 
-/// What is wrong with a publication.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+/// What keeps the relay from reading the outbox through a publication. Names are quoted; the text ends with the mend.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PublicationFault {
-    #[error(
-        "publication {name} does not exist; let the relay create it (source.create = true) or run: {mend}",
-        name = .0, mend = .1
-    )]
+    /// Publication, table.
     Missing(String, String),
-    #[error("publication {name} does not publish inserts; run: ALTER PUBLICATION {name} SET (publish = 'insert')", name = .0)]
     NoInserts(String),
-    #[error("publication {name} does not include {table}; run: ALTER PUBLICATION {name} ADD TABLE {table}", name = .0, table = .1)]
+    /// Publication, table.
     NoTable(String, String),
-    #[error(
-        "publication {name} names the partitions of {table} instead of the table; run: ALTER PUBLICATION {name} SET \
-         (publish_via_partition_root = true)",
-        name = .0, table = .1
-    )]
+    /// Publication, table.
     Partitions(String, String),
-    #[error(
-        "the column list of publication {name} leaves out {columns} of {table}; run: ALTER PUBLICATION {name} DROP TABLE \
-         {table}; ALTER PUBLICATION {name} ADD TABLE {table}",
-        name = .0, table = .1, columns = .2
-    )]
+    /// Publication, table, columns.
     Columns(String, String, String),
 }
 
-/// The statement that makes the publication.
-pub fn create_publication_sql(name: &str, table: &TableName) -> String {
-    format!(
-        "CREATE PUBLICATION {} FOR TABLE {table} WITH (publish = 'insert', publish_via_partition_root = true)",
-        identifier(name)
-    )
+impl PublicationFault {
+    /// What is wrong.
+    pub fn problem(&self) -> String {
+        match self {
+            Self::Missing(name, _) => format!("publication {name} does not exist"),
+            Self::NoInserts(name) => format!("publication {name} does not publish inserts"),
+            Self::NoTable(name, table) => format!("publication {name} does not include {table}"),
+            Self::Partitions(name, table) => {
+                format!("publication {name} names the partitions of {table} instead of the table")
+            }
+            Self::Columns(name, table, columns) => {
+                format!("the column list of publication {name} leaves out {columns} of {table}")
+            }
+        }
+    }
+
+    /// The statement that mends it.
+    pub fn mend(&self) -> String {
+        match self {
+            Self::Missing(name, table) => remedies::create_publication(name, table),
+            Self::NoInserts(name) => remedies::publish_inserts(name),
+            Self::NoTable(name, table) => format!("ALTER PUBLICATION {name} ADD TABLE {table}"),
+            Self::Partitions(name, _) => format!("ALTER PUBLICATION {name} SET (publish_via_partition_root = true)"),
+            Self::Columns(name, table, _) => remedies::publish_anew(name, table),
+        }
+    }
 }
 
-/// Checks that the publication shows the inserts of the outbox table.
-///
-/// `Ok(Some(warning))` where it works, but shows more than it should.
+impl Display for PublicationFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let choice = match self {
+            Self::Missing(..) => "let the relay create it (source.create = true) or ",
+            _ => "",
+        };
+        write!(f, "{}; {choice}run: {}", self.problem(), self.mend())
+    }
+}
+
+/// A publication that works, but shows more or less than it should. Names are quoted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PublicationFlaw {
+    /// Publication, table.
+    AllTables(String, String),
+    MoreThanInserts(String),
+    /// Publication, table, other tables.
+    OtherTables(String, String, String),
+    /// Publication, table.
+    RowFilter(String, String),
+}
+
+impl PublicationFlaw {
+    /// What could be better.
+    pub fn problem(&self) -> String {
+        match self {
+            Self::AllTables(name, _) => format!("publication {name} shows every table"),
+            Self::MoreThanInserts(name) => format!("publication {name} shows more than inserts"),
+            Self::OtherTables(name, table, others) => format!("publication {name} shows {others} beside {table}"),
+            Self::RowFilter(name, table) => format!("publication {name} has a row filter on {table}"),
+        }
+    }
+
+    /// What it costs.
+    pub fn why(&self) -> &'static str {
+        match self {
+            Self::RowFilter(..) => "rows that it hides come late, since only the sweep finds them",
+            _ => "the relay passes over the rest, at the cost of decoding it",
+        }
+    }
+
+    /// The statement that mends it.
+    pub fn mend(&self) -> String {
+        match self {
+            Self::AllTables(name, table) => {
+                format!("BEGIN; DROP PUBLICATION {name}; {}; COMMIT", remedies::create_publication(name, table))
+            }
+            Self::MoreThanInserts(name) => remedies::publish_inserts(name),
+            Self::OtherTables(name, table, _) => format!("ALTER PUBLICATION {name} SET TABLE {table}"),
+            Self::RowFilter(name, table) => remedies::publish_anew(name, table),
+        }
+    }
+}
+
+impl Display for PublicationFlaw {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}; better is: {}", self.problem(), self.why(), self.mend())
+    }
+}
+
+/// Checks that the publication shows the inserts of the outbox table. What it finds beside that are flaws.
 pub async fn check_publication(
     client: &Client,
     name: &str,
     table: &TableName,
-) -> Result<Result<Option<String>, PublicationFault>, tokio_postgres::Error> {
+) -> Result<Result<Vec<PublicationFlaw>, PublicationFault>, tokio_postgres::Error> {
     let statement = "SELECT p.pubinsert, p.pubupdate OR p.pubdelete OR p.pubtruncate, p.pubviaroot, p.puballtables,
-           c.relkind = 'p', t.attnames::text[]
+           c.relkind = 'p', t.attnames::text[], t.rowfilter IS NOT NULL,
+           (SELECT string_agg(format('%I.%I', o.schemaname, o.tablename), ', ') FROM pg_publication_tables o
+            WHERE o.pubname = p.pubname AND NOT p.puballtables
+              AND NOT EXISTS (SELECT FROM pg_partition_tree(c.oid) t JOIN pg_class leaf ON leaf.oid = t.relid
+                              JOIN pg_namespace n ON n.oid = leaf.relnamespace
+                              WHERE n.nspname = o.schemaname AND leaf.relname = o.tablename)
+              AND (o.schemaname, o.tablename) <> ($2, $3))
          FROM pg_publication p
          LEFT JOIN pg_publication_tables t ON t.pubname = p.pubname AND t.schemaname = $2 AND t.tablename = $3
          LEFT JOIN pg_class c ON c.relname = $3 AND c.relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = $2)
@@ -149,9 +226,9 @@ pub async fn check_publication(
     let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 3] =
         [(&name, Type::TEXT), (&table.schema, Type::TEXT), (&table.table, Type::TEXT)];
     let rows = client.query_typed(statement, &parameters).await?;
-    let quoted = identifier(name);
+    let (quoted, outbox) = (identifier(name), table.to_string());
     let Some(row) = rows.first() else {
-        return Ok(Err(PublicationFault::Missing(quoted, create_publication_sql(name, table))));
+        return Ok(Err(PublicationFault::Missing(quoted, outbox)));
     };
     let (inserts, more, via_root): (bool, bool, bool) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
     let (all_tables, partitioned): (bool, Option<bool>) = (row.try_get(3)?, row.try_get(4)?);
@@ -160,31 +237,35 @@ pub async fn check_publication(
         return Ok(Err(PublicationFault::NoInserts(quoted)));
     }
     if partitioned == Some(true) && !via_root {
-        return Ok(Err(PublicationFault::Partitions(quoted, table.to_string())));
+        return Ok(Err(PublicationFault::Partitions(quoted, outbox)));
     }
     let Some(columns) = columns else {
-        return Ok(Err(PublicationFault::NoTable(quoted, table.to_string())));
+        return Ok(Err(PublicationFault::NoTable(quoted, outbox)));
     };
     let left_out: Vec<&str> = COLUMNS.into_iter().filter(|name| !columns.iter().any(|column| column == name)).collect();
     if !left_out.is_empty() {
-        return Ok(Err(PublicationFault::Columns(quoted, table.to_string(), left_out.join(", "))));
+        return Ok(Err(PublicationFault::Columns(quoted, outbox, left_out.join(", "))));
     }
-    let what = if all_tables {
-        "every table"
-    } else if more {
-        "more than inserts"
-    } else {
-        return Ok(Ok(None));
-    };
-    Ok(Ok(Some(format!(
-        "publication {quoted} shows {what}: the relay passes over the rest, at the cost of decoding it; better is: \
-         ALTER PUBLICATION {quoted} SET (publish = 'insert'), for the outbox table alone"
-    ))))
+    let mut flaws = Vec::new();
+    if all_tables {
+        flaws.push(PublicationFlaw::AllTables(quoted.clone(), outbox.clone()));
+    }
+    // One that is made anew for the outbox alone shows inserts only.
+    if more && !all_tables {
+        flaws.push(PublicationFlaw::MoreThanInserts(quoted.clone()));
+    }
+    if let Some(others) = row.try_get(7)? {
+        flaws.push(PublicationFlaw::OtherTables(quoted.clone(), outbox.clone(), others));
+    }
+    if row.try_get(6)? {
+        flaws.push(PublicationFlaw::RowFilter(quoted, outbox));
+    }
+    Ok(Ok(flaws))
 }
 
 /// Makes the publication.
 pub async fn create_publication(client: &Client, name: &str, table: &TableName) -> Result<(), tokio_postgres::Error> {
-    client.batch_execute(&create_publication_sql(name, table)).await
+    client.batch_execute(&remedies::create_publication(&identifier(name), &table.to_string())).await
 }
 
 /// The statement that lets the connected role use the schema of the tables, when it may not.

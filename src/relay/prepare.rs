@@ -96,25 +96,11 @@ pub async fn check(relay: &Relay) -> Result<Ground, Setback> {
 
 /// What is wrong with the tables, and the mend.
 fn unmigrated(state: &SchemaState, table: &TableName) -> String {
-    let what = match state {
-        SchemaState::Missing => format!("table {table} does not exist"),
-        SchemaState::Behind { pending } => {
-            format!("the tables are not up to date (to be applied: {})", pending.join(", "))
-        }
-        SchemaState::Damaged { missing } => format!("the tables are not whole (missing: {})", missing.join(", ")),
-        SchemaState::Diverged { migration } => {
-            return format!(
-                "migration {migration} was applied for another table than {table}, or by another build: a schema holds \
-                 one outbox, so set source.table to the one that this schema was migrated for; `outbox-relay migrate` \
-                 tells more"
-            );
-        }
-        SchemaState::Newer { unknown } => {
-            return format!("the tables were made by a newer version ({}); run that one", unknown.join(", "));
-        }
-        SchemaState::Current => return String::new(),
-    };
-    format!("{what}; run: outbox-relay migrate")
+    let problem = state.problem(table);
+    match state.mend() {
+        Ok(command) => format!("{problem}; run: {command}"),
+        Err(advice) => format!("{problem}; {advice}"),
+    }
 }
 
 fn fatal(fault: impl std::fmt::Display) -> Setback {
@@ -125,17 +111,19 @@ fn fatal(fault: impl std::fmt::Display) -> Setback {
 async fn publication(client: &tokio_postgres::Client, source: &Source) -> Result<bool, Setback> {
     let (name, table) = (&source.publication, &source.table);
     match slot::check_publication(client, name, table).await? {
-        Ok(None) => Ok(false),
-        Ok(Some(warning)) => {
-            warn!("{warning}");
+        Ok(flaws) => {
+            for flaw in flaws {
+                warn!("{flaw}");
+            }
             Ok(false)
         }
-        Err(PublicationFault::Missing(name, statement)) if source.create => {
+        Err(fault @ PublicationFault::Missing(..)) if source.create => {
             info!(publication = name, "the publication is missing; it is created");
-            slot::create_publication(client, &source.publication, table).await.map_err(|error| {
+            slot::create_publication(client, name, table).await.map_err(|error| {
                 fatal(format!(
-                    "cannot create publication {name}: {}; run as the table's owner: {statement}",
-                    crate::postgres::describe(&error)
+                    "cannot create publication {name:?}: {}; run as the table's owner: {}",
+                    crate::postgres::describe(&error),
+                    fault.mend()
                 ))
             })?;
             Ok(true)
@@ -192,7 +180,7 @@ pub fn message_cap(settings: &Settings) -> usize {
 
 /// The replication connection's session.
 pub fn replication_session() -> Session {
-    Session::new("outbox-relay")
+    Session::new(super::APPLICATION)
 }
 
 pub fn control_session() -> Session {

@@ -1,7 +1,7 @@
 //! Where things stand when a session begins: the log, the stream, and the aggregates that are blocked.
 
 use std::sync::atomic::Ordering;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use tracing::{error, info};
 
@@ -51,7 +51,7 @@ pub async fn begin(
 
 /// Up to which sequence of this very stream every event has its outcome in the table.
 async fn follow(relay: &Relay, ground: &Ground, row: &StateRow, facts: &StreamFacts) -> Result<u64, Setback> {
-    let created = to_microsecond(facts.created);
+    let created = facts.created_as_noted();
     let first_time = row.stream.is_none();
     let same = row.stream.as_deref() == Some(&*facts.name) && row.stream_created == Some(created);
     if same && row.stream_seq <= facts.last_sequence {
@@ -69,12 +69,6 @@ async fn follow(relay: &Relay, ground: &Ground, row: &StateRow, facts: &StreamFa
     let stream_seq = if same || first_time { facts.last_sequence } else { 0 };
     ground.state(&relay.settings.source.slot).follow_stream(&facts.name, created, stream_seq).await?;
     Ok(stream_seq)
-}
-
-/// PostgreSQL keeps microseconds: a finer time would never be found equal again.
-fn to_microsecond(time: jiff::Timestamp) -> SystemTime {
-    let time = jiff::Timestamp::from_microsecond(time.as_microsecond()).unwrap_or(time);
-    SystemTime::from(time)
 }
 
 /// Blocks the aggregates that the table shows as blocked.

@@ -26,6 +26,11 @@ impl Stored {
         self.headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 
+    /// `Nats-Msg-Id`, if it has one.
+    pub fn id_or_none(&self) -> Option<&str> {
+        self.header("Nats-Msg-Id")
+    }
+
     /// `Nats-Msg-Id`. Panics when it is missing.
     pub fn id(&self) -> &str {
         self.header("Nats-Msg-Id").expect("Nats-Msg-Id")

@@ -6,7 +6,7 @@ mod login;
 mod presence;
 mod publish;
 mod request;
-mod stream;
+pub mod stream;
 
 use std::time::Duration;
 

@@ -153,8 +153,8 @@ async fn what_someone_stands_on_stays_and_what_stops_hot_is_reported() {
     assert_eq!(indexes.len(), 4, "one of the two unique ones went, the one without a foreign key: {indexes:?}");
     let warnings = report.warnings.join("\n");
     assert_eq!(report.warnings.len(), 2, "{warnings}");
-    assert!(warnings.contains("index by_status covers or is conditioned on status"), "{warnings}");
-    assert!(warnings.contains("index open_ones covers or is conditioned on status"), "{warnings}");
+    assert!(warnings.contains(".by_status covers or is conditioned on status"), "{warnings}");
+    assert!(warnings.contains(".open_ones covers or is conditioned on status"), "{warnings}");
     let options: Vec<String> =
         one(&client, "SELECT reloptions FROM pg_class WHERE oid = 'outbox_events'::regclass", &[]).await;
     assert!(options.contains(&"fillfactor=77".to_owned()), "the owner's setting: {options:?}");
@@ -177,7 +177,7 @@ async fn a_partitioned_table_works_as_far_as_it_can() {
         let report = migrate(&mut client, &outbox_events(), false).await.unwrap();
         let warnings = report.warnings.join("\n");
         assert_eq!(report.warnings.len(), 3, "{warnings}");
-        for part in ["event_id cannot be unique", "with a deduplication key does not work", "index old_too covers"] {
+        for part in ["event_id cannot be unique", "with a deduplication key does not work", ".old_too covers"] {
             assert!(warnings.contains(part), "{part}: {warnings}");
         }
         assert_eq!(state(&client, &outbox_events()).await.unwrap(), SchemaState::Current);

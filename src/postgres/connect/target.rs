@@ -163,6 +163,11 @@ impl Target {
         &self.database
     }
 
+    /// What its sessions call themselves, when the address says so.
+    pub fn application_name(&self) -> Option<&str> {
+        self.application_name.as_deref()
+    }
+
     /// The role's name.
     pub fn user(&self) -> &str {
         &self.user

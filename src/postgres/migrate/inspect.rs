@@ -24,6 +24,36 @@ pub enum SchemaState {
     Current,
 }
 
+impl SchemaState {
+    /// What is wrong with `table` and those beside it; empty when nothing is.
+    pub fn problem(&self, table: &TableName) -> String {
+        match self {
+            Self::Current => String::new(),
+            Self::Missing => format!("table {table} does not exist"),
+            Self::Behind { pending } => {
+                format!("the tables are not up to date (to be applied: {})", pending.join(", "))
+            }
+            Self::Damaged { missing } => format!("the tables are not whole (missing: {})", missing.join(", ")),
+            Self::Diverged { migration } => {
+                format!("migration {migration} was applied for another table than {table}, or by another build")
+            }
+            Self::Newer { unknown } => format!("the tables were made by a newer version ({})", unknown.join(", ")),
+        }
+    }
+
+    /// What mends it: the command where one does.
+    pub fn mend(&self) -> Result<&'static str, &'static str> {
+        match self {
+            Self::Current | Self::Missing | Self::Behind { .. } | Self::Damaged { .. } => Ok("outbox-relay migrate"),
+            Self::Diverged { .. } => {
+                Err("a schema holds one outbox, so set source.table to the one that this schema was migrated for; \
+                 `outbox-relay migrate` tells more")
+            }
+            Self::Newer { .. } => Err("run that version of outbox-relay"),
+        }
+    }
+}
+
 /// Every table and its columns.
 pub(super) const TABLES: [(Option<&str>, &str); 4] = [
     (
@@ -192,27 +222,58 @@ pub(super) async fn missing_objects(client: &Client, table: &TableName) -> Resul
     query(client, sql, &parameters).await?.iter().map(|row| get(row, 0)).collect()
 }
 
-/// What the table's owner may want to change: indexes that keep updates of the normal path from being HOT, unique
-/// indexes that a partitioned table cannot have.
-pub(super) async fn warnings(client: &Client, table: &TableName) -> Result<Vec<String>, MigrateError> {
+/// An index that keeps updates of the normal path from being HOT.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ColdIndex {
+    /// Qualified and quoted.
+    pub index: String,
+    /// The columns that it covers or is conditioned on, and that every delivery changes.
+    pub columns: String,
+    /// Of a partitioned table: it goes at once or not at all.
+    pub partitioned: bool,
+}
+
+/// The cold indexes of the events table and its partitions.
+pub(super) async fn cold_indexes(client: &Client, table: &TableName) -> Result<Vec<ColdIndex>, MigrateError> {
     let events = names::literal(&names::events(table));
     // pg_depend knows the columns of keys, expressions and conditions alike. BRIN indexes do not stand in the way of HOT
     // from PostgreSQL 16 on.
     let sql = format!(
         "\
-        SELECT format('index %s covers or is conditioned on %s, which every delivery changes: updates of its table are \
-                       not HOT and cost about twice as much; drop it if no query needs it', \
-                      i.indexrelid::regclass, string_agg(DISTINCT a.attname::text, ', ')) \
+        SELECT format('%I.%I', n.nspname, c.relname), string_agg(DISTINCT a.attname::text, ', '), bool_or(c.relkind = 'I') \
         FROM pg_index i \
         JOIN (SELECT {events}::regclass::oid AS oid UNION SELECT relid FROM pg_partition_tree({events}::regclass)) t \
             ON t.oid = i.indrelid \
         JOIN pg_class c ON c.oid = i.indexrelid AND NOT c.relispartition \
+        JOIN pg_namespace n ON n.oid = c.relnamespace \
         JOIN pg_am m ON m.oid = c.relam AND (m.amname <> 'brin' OR current_setting('server_version_num')::int < 160000) \
         JOIN pg_depend d ON d.classid = 'pg_class'::regclass AND d.objid = i.indexrelid AND d.refobjid = i.indrelid \
         JOIN pg_attribute a ON a.attrelid = d.refobjid AND a.attnum = d.refobjsubid \
         WHERE a.attname IN ('status', 'processed_at', 'updated_at', 'version') \
-        GROUP BY i.indexrelid \
-        UNION ALL \
+        GROUP BY 1 ORDER BY 1"
+    );
+    let rows = query(client, &sql, &[]).await?;
+    rows.iter()
+        .map(|row| Ok(ColdIndex { index: get(row, 0)?, columns: get(row, 1)?, partitioned: get(row, 2)? }))
+        .collect()
+}
+
+/// What the table's owner may want to change: indexes that keep updates of the normal path from being HOT, unique
+/// indexes that a partitioned table cannot have.
+pub(super) async fn warnings(client: &Client, table: &TableName) -> Result<Vec<String>, MigrateError> {
+    let events = names::literal(&names::events(table));
+    let mut warnings: Vec<String> = cold_indexes(client, table)
+        .await?
+        .iter()
+        .map(|ColdIndex { index, columns, .. }| {
+            format!(
+                "index {index} covers or is conditioned on {columns}, which every delivery changes: updates of its \
+                 table are not HOT and cost about twice as much; drop it if no query needs it"
+            )
+        })
+        .collect();
+    let sql = format!(
+        "\
         SELECT w.warning FROM (VALUES \
             ('{{event_id}}'::text[], 'event_id cannot be unique in this partitioned table, since it is not the partition \
 key: nothing but its producers keeps it unique, and mark_outbox_... looks for an event_id in every partition'), \
@@ -223,5 +284,8 @@ index on the key, which would have to contain the partition key; without a key i
             w.keys = ARRAY(SELECT pg_get_indexdef(i.indexrelid, k, false) \
                            FROM generate_series(1, i.indnkeyatts::int) k ORDER BY k))"
     );
-    query(client, &sql, &[]).await?.iter().map(|row| get(row, 0)).collect()
+    for row in query(client, &sql, &[]).await? {
+        warnings.push(get(&row, 0)?);
+    }
+    Ok(warnings)
 }

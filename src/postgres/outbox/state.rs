@@ -11,7 +11,7 @@ use crate::flow::lsn::Lsn;
 pub const NOTE_REACH: u64 = 1024;
 
 /// What the row says.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StateRow {
     /// The stream that the row speaks of.
     pub stream: Option<String>,
@@ -46,19 +46,26 @@ impl RelayState<'_> {
         let state = &self.tables.state;
         let insert = format!("INSERT INTO {state} (slot_name) VALUES ($1) ON CONFLICT DO NOTHING");
         self.client.execute(&insert, &[&self.slot]).await?;
+        // What was just made is there.
+        Ok(self.find().await?.unwrap_or_default())
+    }
+
+    /// Reads the row, if there is one.
+    pub async fn find(&self) -> Result<Option<StateRow>, tokio_postgres::Error> {
         let select = format!(
             "SELECT stream, stream_created, coalesce(stream_seq, 0), needs_drain,
                coalesce(confirmed_lsn, '0/0')::text
-             FROM {state} WHERE slot_name = $1"
+             FROM {} WHERE slot_name = $1",
+            self.tables.state
         );
-        let row = self.client.query_one(&select, &[&self.slot]).await?;
-        Ok(StateRow {
+        let Some(row) = self.client.query_opt(&select, &[&self.slot]).await? else { return Ok(None) };
+        Ok(Some(StateRow {
             stream: row.try_get(0)?,
             stream_created: row.try_get(1)?,
             stream_seq: u64::try_from(row.try_get::<_, i64>(2)?).unwrap_or(0),
             needs_drain: row.try_get(3)?,
             confirmed: row.try_get::<_, &str>(4)?.parse().unwrap_or(Lsn::ZERO),
-        })
+        }))
     }
 
     /// Waits for pollers that began before the slot was taken; later ones see that it is, and rest. They hold the table

@@ -43,6 +43,7 @@ mod rows;
 mod schema;
 mod seam;
 mod setup;
+mod sharing;
 mod slot;
 mod smoke;
 mod source;

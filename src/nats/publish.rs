@@ -351,7 +351,7 @@ mod tests {
         assert_eq!(sent, ["Nats-Msg-Id: a\r\nx: é ü\r\ny: "], "all of it leaves as one");
         let single = headers.one_by_one();
         assert_eq!(
-            ["Nats-Msg-Id", "x", "y"].map(|name| single.get(name).map(|value| value.as_str())),
+            ["Nats-Msg-Id", "x", "y"].map(|name| single.get(name).map(HeaderValue::as_str)),
             [Some("a"), Some("é ü"), Some("")]
         );
         assert!(Headers::new().into_map().is_empty());

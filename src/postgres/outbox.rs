@@ -37,6 +37,9 @@ use crate::postgres::names::in_schema;
 #[derive(Clone, Debug)]
 pub struct Tables {
     pub events: String,
+    /// Where the rows stand that are this relay's to look for: the whole table, unless the publication has a row filter.
+    /// Needs an alias.
+    pub share: String,
     pub dead_letter: String,
     pub state: String,
     pub compensation: String,
@@ -49,11 +52,19 @@ impl Tables {
     pub fn of(events: &TableName) -> Self {
         Self {
             events: events.to_string(),
+            share: events.to_string(),
             dead_letter: in_schema(events, "outbox_dead_letter"),
             state: in_schema(events, "outbox_relay_state"),
             compensation: in_schema(events, "supply_batch_compensation"),
             compensate: in_schema(events, "outbox_relay_compensate"),
         }
+    }
+
+    /// Leaves the rows that the publication hides to other relays.
+    ///
+    /// `filter`: the row filter as PostgreSQL prints it (`source::row_filter`).
+    pub fn leave_hidden(&mut self, filter: &str) {
+        self.share = format!("(SELECT * FROM {} WHERE {filter})", self.events);
     }
 }
 

@@ -181,7 +181,7 @@ impl PublicationFlaw {
     /// What it costs.
     pub fn why(&self) -> &'static str {
         match self {
-            Self::RowFilter(..) => "rows that it hides come late, since only the sweep finds them",
+            Self::RowFilter(..) => "rows that it hides are left to other relays, this one never sends them",
             _ => "the relay passes over the rest, at the cost of decoding it",
         }
     }

@@ -24,6 +24,16 @@ pub async fn mark(client: &Client, publication: &str, table: &TableName) -> Resu
     rows.first().map_or(Ok(String::new()), |row| row.try_get(0))
 }
 
+/// The row filter that the publication has on the table, as PostgreSQL prints it; `None`: it shows every row.
+pub async fn row_filter(client: &Client, publication: &str, table: &TableName) -> Result<Option<String>, Error> {
+    let statement = "SELECT rowfilter FROM pg_publication_tables
+         WHERE pubname = $1 AND schemaname = $2 AND tablename = $3";
+    let parameters: [(&(dyn ToSql + Sync), Type); 3] =
+        [(&publication, Type::TEXT), (&table.schema, Type::TEXT), (&table.table, Type::TEXT)];
+    let rows = client.query_typed(statement, &parameters).await?;
+    rows.first().map_or(Ok(None), |row| row.try_get(0))
+}
+
 /// Whether the publication shows no table at all, as when its only one was dropped. Then nobody relies on what it shows.
 pub async fn is_empty(client: &Client, publication: &str) -> Result<bool, Error> {
     let statement = "SELECT FROM pg_publication p WHERE p.pubname = $1 AND NOT p.puballtables

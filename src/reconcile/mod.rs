@@ -34,17 +34,13 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub enum Ask {
     /// Send these rows, but for those that are under way already, or for which there is no room. `done` is told how many
     /// were taken once each of them has its outcome in the table, or stays as it is there.
-    Send {
-        rows: Vec<DueRow>,
-        /// The rows are all that the table holds of these aggregates: once they are under way, nothing else of theirs is
-        /// waited for.
-        frees: Vec<Blocked>,
-        done: oneshot::Sender<usize>,
-    },
+    Send { rows: Vec<DueRow>, done: oneshot::Sender<usize> },
     /// Which aggregates are blocked, with nothing of theirs under way?
     Blocks(oneshot::Sender<Vec<Blocked>>),
     /// Which of these are blocked?
     BlocksOf(Vec<AggregateKey>, oneshot::Sender<Vec<Blocked>>),
+    /// The table holds no row of these aggregates any more.
+    Unblock(Vec<Blocked>),
     /// A whole pass is over: every row that was due has been sent.
     PassOver,
 }
@@ -127,13 +123,8 @@ impl Reconciler {
     /// Has rows sent, and waits for their outcomes, though not for long: someone may hold the lock of a row, and the
     /// others wait for their turn. Returns how many were sent and have their outcome; zero ends a loop.
     async fn send(&self, rows: Vec<DueRow>) -> Result<usize, Interrupted> {
-        self.send_and_free(rows, Vec::new()).await
-    }
-
-    /// The same; after these rows nothing of `frees` is waited for.
-    async fn send_and_free(&self, rows: Vec<DueRow>, frees: Vec<Blocked>) -> Result<usize, Interrupted> {
         let (done, outcome) = oneshot::channel();
-        self.ask(Ask::Send { rows, frees, done }).await?;
+        self.ask(Ask::Send { rows, done }).await?;
         match tokio::time::timeout(PATIENCE, outcome).await {
             Ok(sent) => sent.map_err(|_| Interrupted::SessionEnded),
             Err(_) => Ok(0),

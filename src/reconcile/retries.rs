@@ -45,8 +45,8 @@ impl Reconciler {
         }
     }
 
-    /// Releases blocked aggregates in which nothing waits for a retry any more: their held rows leave by id. Once the last
-    /// of them are under way, the aggregate is free.
+    /// Releases blocked aggregates in which nothing waits for a retry any more: their held rows leave by id, and when the
+    /// table shows none, the aggregate is free.
     pub(super) async fn release(&self, due: Due<'_>) -> Result<(), Interrupted> {
         let (reply, blocks) = oneshot::channel();
         self.ask(Ask::Blocks(reply)).await?;
@@ -72,14 +72,14 @@ impl Reconciler {
                 if quiet.is_empty() {
                     break;
                 }
-                let (held, all) = due.released(&aggregates(&quiet), limit()).await?;
-                let waited_for = !held.is_empty();
-                let sent = self.send_and_free(held, if all { quiet } else { Vec::new() }).await?;
-                if waited_for && sent == 0 {
+                let held = due.released(&aggregates(&quiet), limit()).await?;
+                if held.is_empty() {
+                    // Those behind which another event was held meanwhile are not free yet.
+                    self.ask(Ask::Unblock(quiet)).await?;
+                    tries += 1;
+                } else if self.send(held).await? == 0 {
                     break;
                 }
-                // Those behind which another event was held meanwhile are not free yet.
-                tries += usize::from(all);
             }
             let (reply, left) = oneshot::channel();
             self.ask(Ask::BlocksOf(some.clone(), reply)).await?;

@@ -74,7 +74,7 @@ pub async fn check(relay: &Relay) -> Result<Ground, Setback> {
         SchemaState::Current => {}
         state => return Err(fatal(unmigrated(&state, &source.table))),
     }
-    let tables = Tables::of(&source.table);
+    let mut tables = Tables::of(&source.table);
     let settings = &relay.settings;
     let deletes = settings.writeback.on_success == OnSuccess::Delete || settings.reconcile.retention.is_some();
     let grants = slot::missing_grants(client, &tables, deletes, settings.compensation.enabled).await?;
@@ -89,6 +89,9 @@ pub async fn check(relay: &Relay) -> Result<Ground, Setback> {
         // Rows may have been written that no log shows.
         state.set_needs_drain(true).await?;
         mark = source::mark(client, &source.publication, &source.table).await?;
+    }
+    if let Some(filter) = source::row_filter(client, &source.publication, &source.table).await? {
+        tables.leave_hidden(&filter);
     }
     relay.health.clear(Condition::Source);
     Ok(Ground { control, server, tables, mark })

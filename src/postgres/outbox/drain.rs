@@ -32,7 +32,7 @@ impl WaitingRows {
 
     /// Whether more than `rows` wait now.
     pub async fn are_more_than(client: &Client, tables: &Tables, rows: usize) -> Result<bool, Error> {
-        let statement = format!("SELECT FROM {} e WHERE {WAITING} OFFSET {rows} LIMIT 1", tables.events);
+        let statement = format!("SELECT FROM {} e WHERE {WAITING} OFFSET {rows} LIMIT 1", tables.share);
         Ok(!client.query_typed(&statement, &[]).await?.is_empty())
     }
 
@@ -41,7 +41,7 @@ impl WaitingRows {
     pub async fn read(client: &Client, tables: &Tables, cap: usize, limit: Option<usize>) -> Result<Self, Error> {
         let limit = limit.map_or_else(String::new, |limit| format!(" LIMIT {limit}"));
         let statement =
-            format!("SELECT {} FROM {} e WHERE {WAITING} ORDER BY e.id{limit}", rows::select_list(), tables.events);
+            format!("SELECT {} FROM {} e WHERE {WAITING} ORDER BY e.id{limit}", rows::select_list(), tables.share);
         let cap = i32::try_from(cap).unwrap_or(i32::MAX);
         let rows = client.query_typed_raw(&statement, [(cap, Type::INT4)]).await?;
         Ok(Self { rows: Box::pin(rows) })

@@ -45,9 +45,8 @@ impl Due<'_> {
         .await
     }
 
-    /// Held rows of aggregates in which nothing waits for a retry any more, in the order of their ids, and whether these are
-    /// all.
-    pub async fn released(&self, aggregates: &[AggregateKey], limit: i64) -> Result<(Vec<DueRow>, bool), Error> {
+    /// Held rows of aggregates in which nothing waits for a retry any more, in the order of their ids.
+    pub async fn released(&self, aggregates: &[AggregateKey], limit: i64) -> Result<Vec<DueRow>, Error> {
         let (tenants, types, ids) = columns(aggregates);
         let events = &self.tables.events;
         let condition = format!(
@@ -59,7 +58,7 @@ impl Due<'_> {
         );
         let parameters: [(&(dyn ToSql + Sync), Type); 3] =
             [(&tenants, Type::TEXT_ARRAY), (&types, Type::TEXT_ARRAY), (&ids, Type::TEXT_ARRAY)];
-        self.select_some(&condition, "e.id", limit, &parameters).await
+        self.select(&condition, "e.id", limit, &parameters).await
     }
 
     /// Held rows, whatever waits before them, in the order of their ids: for a relay that keeps no order and so blocks
@@ -87,7 +86,7 @@ impl Due<'_> {
     /// `processing` without a lease counts as one whose lease ended.
     pub async fn pending_after(&self, low: i64, limit: usize) -> Result<Vec<i64>, Error> {
         let statement =
-            format!("SELECT id FROM {} WHERE id > $1 AND {MISSED} ORDER BY id LIMIT {limit}", self.tables.events);
+            format!("SELECT id FROM {} e WHERE id > $1 AND {MISSED} ORDER BY id LIMIT {limit}", self.tables.share);
         let rows = self.client.query_typed(&statement, &[(&low, Type::INT8)]).await?;
         rows.iter().map(|row| row.try_get(0)).collect()
     }
@@ -123,7 +122,7 @@ impl Due<'_> {
             "SELECT tenant_id::text, aggregate_type::text, aggregate_id::text, count(*)
              FROM {} o WHERE next_retry_at IS NOT NULL AND {}
              GROUP BY tenant_id, aggregate_type, aggregate_id",
-            self.tables.events,
+            self.tables.share,
             waits("o")
         );
         let rows = self.client.query_typed(&statement, &[]).await?;
@@ -137,29 +136,17 @@ impl Due<'_> {
         limit: i64,
         more: &[(&(dyn ToSql + Sync), Type)],
     ) -> Result<Vec<DueRow>, Error> {
-        Ok(self.select_some(condition, order, limit, more).await?.0)
-    }
-
-    /// The rows, and whether these are all that meet the condition.
-    async fn select_some(
-        &self,
-        condition: &str,
-        order: &str,
-        limit: i64,
-        more: &[(&(dyn ToSql + Sync), Type)],
-    ) -> Result<(Vec<DueRow>, bool), Error> {
         // The first rows that fit into the pass: their sizes are known before their payloads are read. What is selected
         // as text keeps its column's name, so that the order has to name the table.
         let statement = format!(
-            "SELECT {}, outbox_relay_first, outbox_relay_found FROM (
+            "SELECT {}, outbox_relay_first FROM (
                SELECT e.*, e.status = 'pending' AND e.next_retry_at IS DISTINCT FROM 'infinity' AS outbox_relay_first,
                  sum(pg_column_size(e.payload)) OVER (ORDER BY {order}) - pg_column_size(e.payload)
-                   AS outbox_relay_before,
-                 count(*) OVER () AS outbox_relay_found
+                   AS outbox_relay_before
                FROM (SELECT * FROM {} e WHERE {condition} ORDER BY {order} LIMIT {limit}) AS e
              ) AS e WHERE outbox_relay_before < {PASS_BYTES} ORDER BY {order}",
             rows::select_list(),
-            self.tables.events
+            self.tables.share
         );
         let cap = i32::try_from(self.cap).unwrap_or(i32::MAX);
         let mut parameters: Vec<(&(dyn ToSql + Sync), Type)> = vec![(&cap, Type::INT4)];
@@ -169,10 +156,7 @@ impl Due<'_> {
             let pass = if row.try_get(rows::READ)? { Pass::First } else { Pass::Again };
             Ok((rows::read(row)?, pass))
         };
-        let rows = found.iter().map(due).collect::<Result<Vec<_>, Error>>()?;
-        let count = i64::try_from(rows.len()).unwrap_or(i64::MAX);
-        let fitting: i64 = found.first().map_or(Ok(0), |row| row.try_get(rows::READ + 1))?;
-        Ok((rows, count == fitting && count < limit))
+        found.iter().map(due).collect()
     }
 }
 

@@ -31,15 +31,15 @@ pub struct Waiting {
 /// Looks at what waits: undated rows only above the id `low`, from there on at most [`LOOK_ROWS`], completed ones among
 /// them.
 pub async fn waiting(client: &Client, tables: &Tables, low: i64) -> Result<Waiting, Error> {
-    let Tables { events, dead_letter, .. } = tables;
+    let Tables { share, dead_letter, .. } = tables;
     let statement = format!(
         "WITH recent AS MATERIALIZED (
-           SELECT status, next_retry_at, created_at FROM {events} WHERE id > $1 ORDER BY id LIMIT {LOOK_ROWS}),
+           SELECT status, next_retry_at, created_at FROM {share} e WHERE id > $1 ORDER BY id LIMIT {LOOK_ROWS}),
          dated AS MATERIALIZED (
-           SELECT status, created_at FROM {events} WHERE next_retry_at < 'infinity'
+           SELECT status, created_at FROM {share} e WHERE next_retry_at < 'infinity'
            ORDER BY next_retry_at LIMIT {LOOK_ROWS}),
          held AS MATERIALIZED (
-           SELECT created_at FROM {events} WHERE next_retry_at = 'infinity' AND status = 'pending' LIMIT {LOOK_ROWS}),
+           SELECT created_at FROM {share} e WHERE next_retry_at = 'infinity' AND status = 'pending' LIMIT {LOOK_ROWS}),
          unhandled AS MATERIALIZED (SELECT FROM {dead_letter} WHERE handled = false LIMIT {LOOK_ROWS}),
          undated AS (SELECT created_at FROM recent WHERE status = 'pending' AND next_retry_at IS NULL)
          SELECT (SELECT count(*) FROM undated),

@@ -14,28 +14,20 @@ use crate::reconcile::{Ask, PASS_ROWS};
 impl Deliver<'_> {
     pub(super) fn ask(&mut self, ask: Ask) {
         match ask {
-            Ask::Send { rows, frees, done } => {
+            Ask::Send { rows, done } => {
                 let under_way: HashSet<ByteString> = self.rows.values().cloned().collect();
                 let mut tokens = HashSet::new();
-                let mut all = true;
                 for (row, pass) in rows {
-                    if row.event_id().is_some_and(|id| under_way.contains(id)) {
-                        continue;
-                    }
-                    if self.rows.len() < PASS_ROWS {
+                    if self.rows.len() < PASS_ROWS && !row.event_id().is_some_and(|id| under_way.contains(id)) {
                         tokens.extend(self.due_row(row, pass));
-                    } else {
-                        all = false;
                     }
-                }
-                if all {
-                    frees.iter().for_each(|block| self.delivery.gate().unblock(block));
                 }
                 self.pass = Some((tokens.clone(), tokens.len(), done));
                 self.settle(Vec::new());
             }
             // A reconciler that does not wait for the answer has ended.
             Ask::Blocks(reply) => drop(reply.send(self.delivery.gate().settled_blocks())),
+            Ask::Unblock(blocks) => blocks.iter().for_each(|block| self.delivery.gate().unblock(block)),
             Ask::BlocksOf(some, reply) => drop(reply.send(self.delivery.gate().blocks(&some))),
             Ask::PassOver => {
                 // Rows that wait for a lock may be under way still.

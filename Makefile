@@ -18,6 +18,8 @@ demo: ## Bring up PostgreSQL and NATS, relay a shop's orders, watch them arrive
 	cargo build --locked --profile $(PROFILE)
 	deploy/dev/with-servers $${CARGO_TARGET_DIR:-target}/$(PROFILE)/outbox-relay demo
 
+# Most tests wait more than they compute.
+test: export RUST_TEST_THREADS ?= $(shell echo $$((2 * $$(nproc))))
 test: servers ## Run every test, against PostgreSQL 15 to 18 and NATS 2.10 to 2.15
 	cargo test --locked
 

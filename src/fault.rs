@@ -196,7 +196,9 @@ impl Failure {
             }
             Self::TooManyRequests(_) => "lower delivery.max_in_flight, or raise JetStream's limits on pending messages",
             Self::DuplicateInFlight => "nothing: it is sent again until the first copy is acknowledged",
-            Self::StreamMissing(_) => "create the stream, or set nats.manage = \"create\" and restart the relay",
+            Self::StreamMissing(_) => {
+                "make it (`outbox-relay stream apply`), or set nats.manage = \"create\" and restart the relay"
+            }
             Self::StreamSealed => "a sealed stream takes no messages ever again: set nats.stream to another one",
             Self::SubjectFull => {
                 "consume or purge the subject, raise max_msgs_per_subject, or unset discard_new_per_subject"

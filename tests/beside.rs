@@ -28,11 +28,13 @@ async fn a_dated_row_that_comes_due_behind_a_failed_one_waits_for_it() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn events_wait_for_an_earlier_one_of_their_aggregate_that_a_poller_has() {
     let scene = Scene::new().await;
-    scene.sql(&row("claimed", "a", "processing", "now() + interval '4 s'")).await;
+    scene.sql(&row("claimed", "a", "processing", "now() + interval '1 h'")).await;
     let _relay = scene.relay().await;
     scene.sql(&row("other", "b", "pending", "NULL")).await;
     scene.wait_stored(1).await;
     scene.sql(&row("later", "a", "pending", "NULL")).await;
+    scene.wait_number("SELECT count(*) FROM outbox_events WHERE next_retry_at = 'infinity'", 1).await;
+    scene.sql("UPDATE outbox_events SET next_retry_at = now() WHERE event_id = 'claimed'").await;
     scene.wait_completed(3).await;
     assert_eq!(scene.ids().await, ["other", "claimed", "later"]);
 }
@@ -68,4 +70,17 @@ async fn a_due_row_that_someone_locks_does_not_keep_others_waiting() {
     lock.rollback().await.unwrap();
     scene.wait_completed(2).await;
     eventually(DELIVERED, "each is stored once", async || scene.ids().await == ["locked", "free"]).await;
+}
+
+/// No failed row of its aggregate, and no block in the relay: someone else wrote it, or a relay that has gone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn held_rows_that_wait_for_nothing_are_found_under_a_running_relay() {
+    let scene = Scene::new().await;
+    let _relay = scene.relay_with(&scene.settings.clone().set("reconcile.sweep_interval", "500ms")).await;
+    scene.sql(&row("first", "a", "pending", "'infinity'")).await;
+    scene.sql(&row("second", "a", "pending", "'infinity'")).await;
+    scene.wait_completed(2).await;
+    scene.sql(&row("third", "a", "pending", "NULL")).await;
+    scene.wait_completed(3).await;
+    assert_eq!(scene.ids().await, ["first", "second", "third"]);
 }

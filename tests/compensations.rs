@@ -112,8 +112,9 @@ async fn a_reply_resolves_it() {
                      FROM supply_batch_compensation";
         assert!(site.client.query_one(clean, &[]).await.unwrap().get::<_, bool>(0));
         let resolved = "outbox_relay_compensations_total{outcome=\"resolved\"}";
-        assert_eq!(relay.metric(resolved).await, Some(1.0));
-        assert!(relay.metric("outbox_relay_reconcile_last_success_timestamp_seconds").await.unwrap() > 1.7e9);
+        relay.wait_metric(resolved, 1.0).await;
+        let last = async || relay.metric("outbox_relay_reconcile_last_success_timestamp_seconds").await;
+        eventually(SOON, "a sweep has ended well", async || last().await.is_some_and(|last| last > 1.7e9)).await;
     }
 }
 
@@ -135,7 +136,7 @@ async fn error_replies_use_the_attempts_up_and_then_a_person_is_asked() {
     assert_eq!((attempts, &*reason), (3, "out of stock; the service answers with error 409: shipped already"));
     assert!(ids.iter().all(|other| *other == ids[0]) && !ids[0].is_empty(), "one id for all attempts: {ids:?}");
     let manual = "outbox_relay_compensations_total{outcome=\"manual_required\"}";
-    assert_eq!(relay.metric(manual).await, Some(1.0));
+    relay.wait_metric(manual, 1.0).await;
     let more = tokio::time::timeout(QUIET, requests.next()).await;
     assert!(more.is_err(), "a person is asked, not the service");
     let other = site.create("refund").await;

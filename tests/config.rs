@@ -212,7 +212,9 @@ fn completions_and_the_manual_page_come_from_the_same_definitions() {
     let directory = tempfile::tempdir().unwrap();
     let (code, _, stderr) = run(&mut relay(&["man", "--directory", directory.path().to_str().unwrap()]));
     assert_eq!(code, 0, "{stderr}");
-    assert!(directory.path().join("outbox-relay-config-show.1").exists());
+    assert!(directory.path().join("outbox-relay-dead-letters-replay.1").exists());
+    let (code, _, stderr) = run(&mut relay(&["man", "--directory", "/nonexistent/man"]));
+    assert!(code == 1 && stderr.contains("/nonexistent/man"), "{code} {stderr}");
 }
 
 #[test]

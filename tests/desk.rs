@@ -8,28 +8,15 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use crate::harness::nats::{Nats, NatsVersion, Space};
+use crate::harness::nats::{Nats, NatsVersion, Space, denying};
 use crate::harness::postgres::PgVersion;
 use crate::harness::relay::RelaySettings;
 use crate::harness::scene::Scene;
 
-/// NATS refuses events of the type `refused`, and takes all others.
-fn refusing(space: &Space) -> String {
-    format!(
-        "authorization {{ users: [
-           {{ user: it, password: it, permissions: {{ publish: {{ deny: [\"{}.order.refused\"] }} }} }}] }}
-         no_auth_user: it",
-        space.prefix
-    )
-}
-
-/// NATS takes everything.
-const PERMITTING: &str = "authorization { users: [{ user: it, password: it }] }\nno_auth_user: it";
-
-/// A NATS server that refuses, and an outbox before it.
+/// A NATS server that refuses events of the type `refused`, and an outbox before it.
 async fn refusing_scene(postgres: PgVersion, nats: NatsVersion) -> (Nats, Scene) {
     let space = Space::new();
-    let nats = Nats::start_with(nats, &refusing(&space)).await;
+    let nats = Nats::start_with(nats, &denying(&format!("{}.order.refused", space.prefix))).await;
     let mut scene = Scene::before(postgres, &nats, space).await;
     scene.settings = scene.settings.set("retry.initial", "50ms").set("retry.max", "100ms");
     scene.settings = scene.settings.set("reconcile.interval", "50ms");
@@ -66,6 +53,13 @@ async fn run(settings: &RelaySettings, code: i32, arguments: &[&str]) -> Said {
 async fn json(settings: &RelaySettings, code: i32, arguments: &[&str]) -> Value {
     let said = run(settings, code, &[arguments, &["--output", "json"]].concat()).await;
     serde_json::from_str(&said.out).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {}", said.out))
+}
+
+/// What a command did to each row, as JSON.
+async fn acted(settings: &RelaySettings, code: i32, arguments: &[&str]) -> Value {
+    let mut done = json(settings, code, arguments).await;
+    assert_eq!(shape(&done), "rows: array");
+    done["rows"].take()
 }
 
 /// The rows that a list shows as JSON.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use async_nats::jetstream::stream::{Config, DiscardPolicy};
+use async_nats::jetstream::stream::Config;
 
 use crate::harness::postgres::connect;
 use crate::harness::relay::Relay;
@@ -60,13 +60,7 @@ async fn the_session_survives_a_lock_of_the_whole_table() {
     const LONG: Duration = Duration::from_secs(9);
     let scene = Scene::new().await;
     scene.sql(&format!("ALTER ROLE postgres IN DATABASE {} SET wal_sender_timeout = '4s'", scene.database.name)).await;
-    let full = Config {
-        name: scene.space.stream.clone(),
-        subjects: vec![scene.space.subjects()],
-        discard: DiscardPolicy::New,
-        max_messages: 1,
-        ..Config::default()
-    };
+    let full = scene.space.small_stream(1);
     let stream = scene.jetstream.create_stream(full.clone()).await.unwrap();
     let settings = scene.settings.clone().set("delivery.max_in_flight", "10");
     let mut relay = scene.relay_with(&settings).await;

@@ -1,7 +1,7 @@
 //! NATS away for long: the slot does not pin the log, and what waits in the table is delivered afterwards.
 
 use crate::harness::load::{Load, Outbox};
-use crate::harness::nats::{Nats, NatsVersion};
+use crate::harness::nats::{Nats, NatsVersion, denying};
 use crate::harness::postgres::{PgVersion, Postgres};
 use crate::harness::relay::{READY, RelaySettings};
 use crate::harness::stream::{self, Stored};
@@ -124,14 +124,7 @@ async fn the_log_is_let_go_too_while_the_stream_is_full() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_log_is_let_go_too_while_too_many_rows_wait_behind_one_that_fails() {
-    let permissions = |deny: &str| {
-        format!(
-            "authorization {{ users: [
-               {{ user: it, password: it, permissions: {{ publish: {{ deny: [\"{deny}\"] }} }} }}] }}
-             no_auth_user: it"
-        )
-    };
-    let nats = Nats::start_with(NatsVersion::V2_15, &permissions("outbox.order.refused")).await;
+    let nats = Nats::start_with(NatsVersion::V2_15, &denying("outbox.order.refused")).await;
     let mut site = Site::before(PgVersion::V18, nats).await;
     let settings = site.settings.clone().set("delivery.max_blocked_rows", "10").set("retry.max", "2s");
     let mut relay = settings.start();
@@ -151,7 +144,7 @@ async fn the_log_is_let_go_too_while_too_many_rows_wait_behind_one_that_fails() 
     }
     assert_eq!(site.outbox.number(NEEDS_DRAIN).await, 1);
 
-    site.nats.reload(&permissions("nothing")).await;
+    site.nats.reload(&denying("nothing")).await;
     site.outbox.wait_completed().await;
     relay.wait_ready().await;
     let jetstream = site.nats.jetstream().await;

@@ -110,6 +110,13 @@ async fn a_large_backlog_is_delivered_before_the_slot_is_made() {
     site.outbox.insert_bulk(60_000, 500, 10).await;
     let mut relay = site.settings.start();
     let load = Load::start(&site.outbox, 1);
+    eventually(READY, "it says what comes first", async || {
+        relay
+            .get("/readyz")
+            .await
+            .is_some_and(|answer| answer.0 == 503 && answer.1.contains("they are delivered first"))
+    })
+    .await;
     relay.wait_ready().await;
     load.stop().await;
     site.expect_exact(&mut relay).await;

@@ -111,7 +111,7 @@ fn check_memory(relay: &Relay, bound: u64) {
 /// Case 19: more than three times the bound in one transaction, then a million changes that are none of ours.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn huge_transactions_fit_into_small_memory() {
-    const ROWS: i64 = 400_000;
+    const ROWS: i64 = 200_000;
     let site = Site::new().await;
     let relay = site.start().await;
     site.insert(ROWS, 1000).await;

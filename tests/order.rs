@@ -2,32 +2,19 @@
 
 use std::time::Duration;
 
-use async_nats::jetstream::stream::{Config, DiscardPolicy};
+use async_nats::jetstream::stream::Config;
 
-use crate::harness::nats::{Nats, NatsVersion, Space};
+use crate::harness::nats::{Nats, NatsVersion, PERMITTING, Space, denying};
 use crate::harness::outbox;
 use crate::harness::postgres::PgVersion;
 use crate::harness::relay::Relay;
 use crate::harness::scene::{DELIVERED, Scene, counter, publishes};
 use crate::harness::wait::{always, eventually};
 
-/// NATS refuses events of the type `refused`, and takes all others.
-fn refusing(space: &Space) -> String {
-    format!(
-        "authorization {{ users: [
-           {{ user: it, password: it, permissions: {{ publish: {{ deny: [\"{}.order.refused\"] }} }} }}] }}
-         no_auth_user: it",
-        space.prefix
-    )
-}
-
-/// NATS takes everything.
-const PERMITTING: &str = "authorization { users: [{ user: it, password: it }] }\nno_auth_user: it";
-
-/// A NATS server that refuses, and an outbox before it whose refused rows are tried again soon.
+/// A NATS server that refuses events of the type `refused`, and an outbox before it whose refused rows are tried again soon.
 async fn scene(postgres: PgVersion, nats: NatsVersion) -> (Nats, Scene) {
     let space = Space::new();
-    let nats = Nats::start_with(nats, &refusing(&space)).await;
+    let nats = Nats::start_with(nats, &denying(&format!("{}.order.refused", space.prefix))).await;
     let mut scene = Scene::before(postgres, &nats, space).await;
     scene.settings = scene.settings.set("retry.initial", "500ms").set("retry.max", "1s");
     scene.settings = scene.settings.set("reconcile.interval", "100ms");
@@ -113,7 +100,8 @@ async fn the_order_holds_when_the_relay_is_killed_while_one_event_fails() {
         let _relay = scene.relay_with(&slow).await;
         wait_held(&scene, "B3").await;
         scene.wait_completed(3).await;
-        assert_eq!(attempts(&scene, "A").await, 1);
+        // An attempt that a kill kept from the table is made again.
+        eventually(DELIVERED, "A's attempt is counted", async || attempts(&scene, "A").await == 1).await;
         assert_eq!(scene.ids().await, ["C1", "C2", "C3"]);
 
         nats.reload(PERMITTING).await;
@@ -250,13 +238,7 @@ const PASS: &str = "outbox_relay_reconcile_last_success_timestamp_seconds";
 async fn a_failure_recorded_late_by_a_predecessor_holds_later_events_too() {
     for drained in [false, true] {
         let scene = Scene::new().await;
-        let full = Config {
-            name: scene.space.stream.clone(),
-            subjects: vec![scene.space.subjects()],
-            discard: DiscardPolicy::New,
-            max_messages: 1,
-            ..Config::default()
-        };
+        let full = scene.space.small_stream(1);
         let stream = scene.jetstream.create_stream(full.clone()).await.unwrap();
         let settings = scene.settings.clone().set("delivery.max_in_flight", "10");
         let mut relay = scene.relay_with(&settings).await;
@@ -291,11 +273,11 @@ async fn a_failure_recorded_late_by_a_predecessor_holds_later_events_too() {
     }
 }
 
-/// An aggregate that gets new events all the time: each is held, and so the table never shows none for long.
+/// An aggregate that gets new events faster than a hold is written: there is always one on its way to the table.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_aggregate_that_never_rests_is_free_again_soon_after_its_failed_event_was_delivered() {
     let (mut nats, scene) = scene(PgVersion::V18, NatsVersion::V2_15).await;
-    let _relay = scene.relay().await;
+    let _relay = scene.relay_with(&scene.settings.clone().set("reconcile.interval", "1s")).await;
     insert(&scene, 1000, &[("A", "a", "refused")]).await;
     eventually(DELIVERED, "A is refused", async || attempts(&scene, "A").await > 0).await;
     let writer = scene.database.client().await;
@@ -306,7 +288,7 @@ async fn an_aggregate_that_never_rests_is_free_again_soon_after_its_failed_event
             let one = "INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload)
                 VALUES ('order', 'a', 'fine', '{}')";
             writer.batch_execute(one).await.unwrap();
-            tokio::time::sleep(Duration::from_millis(5)).await;
+            tokio::time::sleep(Duration::from_millis(2)).await;
         }
     });
     scene.wait_number("SELECT least(count(*), 20) FROM outbox_events WHERE next_retry_at = 'infinity'", 20).await;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use async_nats::jetstream::stream::Config;
 use futures_util::{FutureExt as _, StreamExt as _};
 
-use crate::harness::nats::{Nats, NatsVersion, Space};
+use crate::harness::nats::{Nats, NatsVersion, Space, denying};
 use crate::harness::outbox;
 use crate::harness::postgres::PgVersion;
 use crate::harness::relay::Relay;
@@ -13,19 +13,14 @@ use crate::harness::scene::{DELIVERED, Scene};
 use crate::harness::wait::{always, eventually};
 
 /// NATS refuses these subjects below the test's prefix, and takes all others.
-fn denying(space: &Space, subjects: &str) -> String {
-    format!(
-        "authorization {{ users: [
-           {{ user: it, password: it, permissions: {{ publish: {{ deny: [\"{}.order.{subjects}\"] }} }} }}] }}
-         no_auth_user: it",
-        space.prefix
-    )
+fn refusing(space: &Space, subjects: &str) -> String {
+    denying(&format!("{}.order.{subjects}", space.prefix))
 }
 
 /// A server that refuses the subjects, and an outbox before it of which little is under way at a time.
 async fn scene(subjects: &str) -> (Nats, Scene) {
     let space = Space::new();
-    let nats = Nats::start_with(NatsVersion::V2_15, &denying(&space, subjects)).await;
+    let nats = Nats::start_with(NatsVersion::V2_15, &refusing(&space, subjects)).await;
     let mut scene = Scene::before(PgVersion::V18, &nats, space).await;
     scene.settings = scene.settings.set("retry.initial", "500ms").set("retry.max", "1s");
     scene.settings = scene.settings.set("reconcile.interval", "100ms").set("delivery.max_in_flight", "200");
@@ -79,7 +74,7 @@ async fn permissions_withdrawn_for_everything_blame_nobody() {
     let relay = scene.relay().await;
     scene.sql(&insert("before", 10)).await;
     scene.wait_completed(10).await;
-    nats.reload(&denying(&scene.space, ">")).await;
+    nats.reload(&refusing(&scene.space, ">")).await;
     let kinds: String = (0..6).map(|kind| insert(&format!("kind{kind}"), 150)).collect();
     scene.sql(&kinds).await;
     eventually(DELIVERED, "the pipeline holds", async || holds(&relay).await).await;
@@ -90,7 +85,7 @@ async fn permissions_withdrawn_for_everything_blame_nobody() {
         holds(&relay).await && scene.number(COUNTED).await <= 50 && outbox::dead_letters(&scene.client).await.is_empty()
     })
     .await;
-    nats.reload(&denying(&scene.space, "nothing")).await;
+    nats.reload(&refusing(&scene.space, "nothing")).await;
     scene.wait_completed(910).await;
     scene.wait_stored(1210).await;
     assert_eq!((scene.count().await, outbox::dead_letters(&scene.client).await), (1210, Vec::new()));

@@ -205,3 +205,22 @@ async fn a_partition_longer_than_the_window_leads_to_no_second_copy() {
     assert_eq!(site.outbox.expect_exact(site.nats).await, 30);
     assert_eq!(publishes(&relay).await, (Some(20.0), Some(0.0)));
 }
+
+/// What the stream held when the session began says nothing of an event that is put back later, its message being gone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_put_back_after_its_message_was_deleted_is_sent_again() {
+    let site = Site::new(PgVersion::V18, Nats::shared(NatsVersion::V2_15).await).await;
+    let mut relay = site.start().await;
+    site.outbox.insert_many("a", 3).await;
+    site.outbox.wait_completed().await;
+    assert!(relay.terminate(READY).await.success());
+    let client = site.database.client().await;
+    client.batch_execute("UPDATE outbox_relay_state SET stream_seq = 0").await.unwrap();
+    let relay = site.start().await;
+    eventually(READY, "it knows them", async || relay.log().contains("read=3")).await;
+    site.nats.jetstream().await.get_stream(&site.outbox.stream).await.unwrap().purge().await.unwrap();
+    tokio::time::sleep(FORGOTTEN).await;
+    let back = "UPDATE outbox_events SET status = 'failed', next_retry_at = now()";
+    client.batch_execute(back).await.unwrap();
+    site.outbox.wait_stored(site.nats, 3).await;
+}

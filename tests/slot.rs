@@ -43,7 +43,7 @@ async fn started(settings: &RelaySettings) -> Relay {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn idle_outbox_on_a_busy_server_lets_the_log_go() {
     const MIB: i64 = 1024 * 1024;
-    const ROUNDS: i32 = 50;
+    const ROUNDS: i32 = 24;
     let nats = Nats::shared(NatsVersion::V2_15).await;
     for version in PgVersion::ENDS {
         let postgres = Postgres::start(version, &[("max_slot_wal_keep_size", "64MB"), ("autovacuum", "off")]).await;

@@ -3,7 +3,7 @@
 
 use crate::harness::nats::NatsVersion;
 use crate::harness::postgres::PgVersion;
-use crate::harness::scene::{Scene, counter, publishes};
+use crate::harness::scene::{Scene, publishes};
 
 /// `jsonb` expressions. The larger ones stay below what NATS takes by default, 1 MiB.
 const PAYLOADS: &[&str] = &[
@@ -141,7 +141,8 @@ async fn columns_added_and_dropped_while_streaming_neither_stop_the_relay_nor_lo
         for (message, number) in scene.stored().await.iter().zip(1..) {
             assert_eq!(message.payload, format!("{{\"n\": {number}}}"));
         }
-        assert_eq!(counter(&relay, "reconnects{peer=\"postgres\"}").await, 0, "no restart");
+        // Only write-back may have been in the way of a change, and given up its lock.
+        assert!(!relay.log().contains("the slot is ours"), "a restart: {}", relay.log());
         assert_eq!(publishes(&relay, "poison").await, 0);
     }
 }

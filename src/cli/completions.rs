@@ -3,7 +3,9 @@
 use std::io::{self, Write};
 
 #[derive(clap::Args)]
+#[command(after_help = "Example:\n  outbox-relay completions bash > /etc/bash_completion.d/outbox-relay")]
 pub struct Completions {
+    /// The shell that reads it
     shell: clap_complete::Shell,
 }
 

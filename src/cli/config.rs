@@ -8,8 +8,10 @@ use crate::config::{Loaded, entries, toml};
 #[derive(clap::Subcommand)]
 pub enum Config {
     /// Check the settings, and report every mistake
+    #[command(after_help = "Example:\n  outbox-relay config check --config relay.toml")]
     Check,
     /// Print the settings in effect, and where each comes from; secrets are hidden
+    #[command(after_help = "Example:\n  outbox-relay config show --output json")]
     Show {
         #[arg(long, value_enum, default_value_t)]
         output: Format,
@@ -33,7 +35,7 @@ impl Config {
                         })
                     })
                     .collect();
-                output::json(&mut out, &list)
+                output::rows_json(&mut out, &list)
             }
         }
     }

@@ -39,8 +39,23 @@ struct Listing<'a, T> {
     next_after: Option<i64>,
 }
 
-/// Prints a page as JSON: the rows, and behind which id the next page begins (null: there is none).
-pub fn page_json<T: Serialize>(out: &mut impl Write, page: &Page<T>) -> io::Result<()> {
+/// Prints a page, and says on stderr how to go on behind it.
+pub fn print_page<T: Serialize, const N: usize>(
+    page: &Page<T>,
+    format: Format,
+    heading: [&str; N],
+    cells: impl Fn(&T) -> [String; N],
+) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    match format {
+        Format::Json => page_json(&mut out, page)?,
+        Format::Table => output::table(&mut out, heading, &page.rows.iter().map(cells).collect::<Vec<_>>())?,
+    }
+    Ok(say_how_to_go_on(page.end)?)
+}
+
+/// The rows, and behind which id the next page begins (null: there is none).
+fn page_json<T: Serialize>(out: &mut impl Write, page: &Page<T>) -> io::Result<()> {
     let next = match page.end {
         End::All => None,
         End::Full(id) | End::Patience(id) => Some(id),
@@ -48,8 +63,7 @@ pub fn page_json<T: Serialize>(out: &mut impl Write, page: &Page<T>) -> io::Resu
     output::json(out, &Listing { rows: &page.rows, next_after: next })
 }
 
-/// Says on stderr how to go on behind a page.
-pub fn say_how_to_go_on(end: End) -> io::Result<()> {
+fn say_how_to_go_on(end: End) -> io::Result<()> {
     match end {
         End::All => Ok(()),
         End::Full(id) => writeln!(io::stderr(), "there may be more: --after {id}"),
@@ -87,6 +101,11 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|_| "expected a duration such as 90s, 2h or 7d".to_owned())
 }
 
+/// The id of a dead letter or a compensation.
+pub fn id(text: &str) -> Result<i64, String> {
+    text.parse().map_err(|_| "expected a number: `list` shows it in the column ID".to_owned())
+}
+
 /// What was done to one row.
 #[derive(Debug, Serialize)]
 pub struct Act {
@@ -110,7 +129,8 @@ pub fn report(acts: &[Act], format: Format) -> Result<(), Failure> {
     let left = acts.iter().filter(|act| act.outcome == LEFT).count();
     let mut out = io::stdout().lock();
     match format {
-        Format::Json => output::json(&mut out, &acts)?,
+        Format::Json => output::rows_json(&mut out, acts)?,
+        Format::Table if acts.is_empty() => writeln!(io::stderr(), "nothing fits; nothing was done")?,
         Format::Table if acts.len() == left && left == 1 => {}
         Format::Table => {
             let row = |act: &Act| {
@@ -153,23 +173,6 @@ pub fn fields<const N: usize>(out: &mut impl Write, title: [&str; 2], fields: [(
     output::table(out, title, &rows)
 }
 
-/// A length of time in its largest unit, rounded down.
-pub fn human(seconds: f64) -> String {
-    let seconds = seconds.abs();
-    let units = [(86_400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s")];
-    let (size, unit) = units.into_iter().find(|(size, _)| seconds >= *size).unwrap_or((1.0, "s"));
-    format!("{:.0} {unit}", (seconds / size).floor())
-}
-
-/// When something is due.
-pub fn due(seconds: Option<f64>) -> String {
-    match seconds {
-        None => String::new(),
-        Some(seconds) if seconds < 0.0 => "now".to_owned(),
-        Some(seconds) => format!("in {}", human(seconds)),
-    }
-}
-
 /// The code of an error and the beginning of its text.
 pub fn short_error(code: Option<&str>, message: Option<&str>) -> String {
     let mut text = code.unwrap_or_default().to_owned();
@@ -189,13 +192,6 @@ pub fn shorten(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn times_are_told_in_their_largest_unit() {
-        let told = [0.4, 59.9, 60.0, 7199.0, -90_000.0].map(human);
-        assert_eq!(told, ["0 s", "59 s", "1 min", "1 h", "1 d"]);
-        assert_eq!([None, Some(-1.0), Some(12.3)].map(due), ["", "now", "in 12 s"]);
-    }
 
     #[test]
     fn an_aggregate_is_named_by_its_type_or_also_by_its_id() {

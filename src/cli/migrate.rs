@@ -2,12 +2,15 @@
 
 use std::io::{self, Write};
 
-use super::{Failure, block_on};
+use super::{Failure, block_on, log_warnings};
 use crate::config::Loaded;
 use crate::postgres::migrate::Report;
-use crate::{relay, telemetry};
+use crate::relay;
 
 #[derive(clap::Args)]
+#[command(
+    after_help = "Example: what would be done, as SQL\n  outbox-relay migrate --dry-run\n\nExample: as the owner of the tables\n  outbox-relay migrate --postgres-url postgres://owner@db.example/shop"
+)]
 pub struct Migrate {
     /// Only say what would be done, and print the SQL
     #[arg(long)]
@@ -15,8 +18,8 @@ pub struct Migrate {
 }
 
 impl Migrate {
-    pub fn run(&self, loaded: &Loaded) -> Result<(), Failure> {
-        telemetry::init(&loaded.settings.log);
+    pub fn run(&self, mut loaded: Loaded) -> Result<(), Failure> {
+        log_warnings(&mut loaded);
         let report = block_on(relay::migrate(&loaded.settings, self.dry_run))?;
         Ok(self.print(&report, &mut io::stdout().lock())?)
     }

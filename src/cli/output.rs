@@ -1,6 +1,6 @@
 //! What commands print on stdout: tables for people, JSON for programs.
 
-use std::io::{self, Write};
+use std::io::{self, StdoutLock, Write};
 
 use serde::Serialize;
 
@@ -18,6 +18,34 @@ pub enum Format {
 pub fn json(out: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
     serde_json::to_writer_pretty(&mut *out, value)?;
     writeln!(out)
+}
+
+/// Prints one thing on stdout in the form that was asked for.
+pub fn print<T: Serialize>(
+    thing: &T,
+    format: Format,
+    table: impl FnOnce(&T, &mut StdoutLock<'static>) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    match format {
+        Format::Json => json(&mut out, thing),
+        Format::Table => table(thing, &mut out),
+    }
+}
+
+/// A dash where there is nothing.
+pub fn or_dash(text: Option<impl ToString>) -> String {
+    text.map_or_else(|| "-".to_owned(), |text| text.to_string())
+}
+
+#[derive(Serialize)]
+struct Rows<'a, T> {
+    rows: &'a [T],
+}
+
+/// Prints a list as JSON: an object, so that more can be said beside the rows one day.
+pub fn rows_json<T: Serialize>(out: &mut impl Write, rows: &[T]) -> io::Result<()> {
+    json(out, &Rows { rows })
 }
 
 /// Text from elsewhere, for a terminal: control characters, which could command it, are shown escaped.

@@ -10,14 +10,14 @@ use super::output::{self, Format};
 use super::{Failure, block_on, log_warnings, servers};
 use crate::config::{Loaded, Settings, Source};
 use crate::postgres::describe;
-use crate::postgres::slot::published::{Published, PublishedTable, published};
-use crate::postgres::slot::{check_publication, create_publication};
+use crate::postgres::publication;
+use crate::postgres::publication::published::{Published, PublishedTable, published};
 
 /// Look at a publication, make one
 #[derive(clap::Subcommand)]
 pub enum Publication {
     /// Show what a publication shows, and whether the outbox can be read through it
-    #[command(after_help = "Example: outbox-relay publication show --output json")]
+    #[command(after_help = "Example:\n  outbox-relay publication show --output json")]
     Show {
         /// The publication; source.publication without it
         name: Option<String>,
@@ -25,7 +25,7 @@ pub enum Publication {
         output: Format,
     },
     /// Make the publication of the settings, for the inserts of the outbox alone; as the table's owner
-    #[command(after_help = "Example: outbox-relay publication create --source-publication outbox_relay")]
+    #[command(after_help = "Example:\n  outbox-relay publication create --source-publication outbox_relay")]
     Create,
 }
 
@@ -70,7 +70,7 @@ impl Publication {
 }
 
 async fn judge(client: &Client, name: &str, source: &Source) -> Result<Judgement, Failure> {
-    Ok(match check_publication(client, name, &source.table).await? {
+    Ok(match publication::check(client, name, &source.table).await? {
         Ok(found) => Judgement { problem: None, warnings: found.iter().map(ToString::to_string).collect() },
         Err(fault) => Judgement { problem: Some(fault.to_string()), warnings: Vec::new() },
     })
@@ -78,7 +78,7 @@ async fn judge(client: &Client, name: &str, source: &Source) -> Result<Judgement
 
 async fn create(client: &Client, source: &Source) -> Result<(), Failure> {
     let (name, table) = (&source.publication, &source.table);
-    create_publication(client, name, table).await.map_err(|error| match error.code() {
+    publication::create(client, name, table).await.map_err(|error| match error.code() {
         Some(&SqlState::DUPLICATE_OBJECT) => Failure::Unfit(format!(
             "publication {name:?} exists already; `outbox-relay publication show` tells whether it fits"
         )),

@@ -1,6 +1,6 @@
 //! The servers that an operator's command looks at.
 
-use super::Failure;
+use super::{Failure, block_on};
 use crate::config::Settings;
 use crate::nats::connect::{self as nats, Connection};
 use crate::postgres::connect::{self as postgres, Session, SqlConnection};
@@ -13,12 +13,19 @@ pub async fn postgres(settings: &Settings, command: &str) -> Result<SqlConnectio
     Ok(postgres::sql(&target, &Session::new(format!("outbox-relay {command}"))).await?)
 }
 
-/// Connects to PostgreSQL for a command that reads and changes rows of the tables.
-pub async fn tables(settings: &Settings, command: &str) -> Result<SqlConnection, Failure> {
-    let target = relay::postgres_target(settings)?;
-    let session = Session::new(format!("outbox-relay {command}"));
-    let session = Desk::SESSION.into_iter().fold(session, |session, (name, value)| session.with(name, value));
-    Ok(postgres::sql(&target, &session).await?)
+/// Does what a command does with rows of the tables, on a connection of its own.
+pub fn at_desk<T>(
+    settings: &Settings,
+    command: &str,
+    work: impl AsyncFnOnce(Desk<'_>) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    block_on(async {
+        let target = relay::postgres_target(settings)?;
+        let session = Session::new(format!("outbox-relay {command}"));
+        let session = Desk::SESSION.into_iter().fold(session, |session, (name, value)| session.with(name, value));
+        let connection = postgres::sql(&target, &session).await?;
+        work(Desk::new(&connection.client, &settings.source.table)).await
+    })
 }
 
 /// Connects to NATS; no server in reach is an error.

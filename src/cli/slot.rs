@@ -8,8 +8,8 @@ use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 
 use super::consent::Consent;
-use super::human::{bytes, or_dash};
-use super::output::{self, Format};
+use super::human::signed_bytes as bytes;
+use super::output::{self, Format, or_dash};
 use super::{Failure, block_on, log_warnings, servers};
 use crate::config::{Loaded, Settings};
 use crate::flow::lsn::Lsn;
@@ -25,13 +25,13 @@ const SLOW: Duration = Duration::from_secs(2);
 #[derive(clap::Subcommand)]
 pub enum Slot {
     /// List the logical slots of the database
-    #[command(after_help = "Example: outbox-relay slot list --output json")]
+    #[command(after_help = "Example:\n  outbox-relay slot list --output json")]
     List {
         #[arg(long, value_enum, default_value_t)]
         output: Format,
     },
     /// Show one slot, and what the relay has noted about it
-    #[command(after_help = "Example: outbox-relay slot show")]
+    #[command(after_help = "Example:\n  outbox-relay slot show")]
     Show {
         /// The slot; source.slot without it
         name: Option<String>,
@@ -43,13 +43,13 @@ pub enum Slot {
     /// Rows from before the slot are not lost: the state row is told first that rows may wait, so that the relay reads
     /// waiting rows from the table before it streams. On PostgreSQL 17 and later the slot survives a failover
     /// (source.failover). It waits for the transactions that are open.
-    #[command(after_help = "Example: outbox-relay slot create --source-slot outbox_relay")]
+    #[command(after_help = "Example:\n  outbox-relay slot create --source-slot outbox_relay")]
     Create,
     /// Drop a slot of an outbox, which lets its write-ahead log go
     ///
     /// No row is lost: the state row is told first that rows may wait, so that the next relay reads them from the table. A
     /// slot that is in use, or that is not one of pgoutput in this database, is never dropped.
-    #[command(after_help = "Example: outbox-relay slot drop --yes")]
+    #[command(after_help = "Example:\n  outbox-relay slot drop --yes")]
     Drop {
         /// The slot; source.slot without it
         name: Option<String>,
@@ -183,7 +183,7 @@ async fn drop_one(
 
 fn list(out: &mut impl Write, slots: &[SlotDetail], ours: &str, output: Format) -> io::Result<()> {
     if output == Format::Json {
-        return output::json(out, &slots.iter().map(|slot| as_json(slot, slot.name == ours)).collect::<Vec<_>>());
+        return output::rows_json(out, &slots.iter().map(|slot| as_json(slot, slot.name == ours)).collect::<Vec<_>>());
     }
     let rows: Vec<_> = slots
         .iter()

@@ -21,13 +21,13 @@ nats.create are looked at that the settings file, a variable or a flag sets: eve
 #[derive(clap::Subcommand)]
 pub enum Stream {
     /// Show what `apply` would do: exit code 0 nothing, 3 something
-    #[command(after_help = format!("{ABOUT}\n\nExample: outbox-relay stream plan --nats-create-max-age 7d"))]
+    #[command(after_help = format!("{ABOUT}\n\nExample:\n  outbox-relay stream plan --nats-create-max-age 7d"))]
     Plan {
         #[arg(long, value_enum, default_value_t)]
         output: Format,
     },
     /// Make or change the stream, after showing the plan
-    #[command(after_help = format!("{ABOUT}\n\nExample: outbox-relay stream apply --nats-create-replicas 3 --yes"))]
+    #[command(after_help = format!("{ABOUT}\n\nExample:\n  outbox-relay stream apply --nats-create-replicas 3 --yes"))]
     Apply {
         #[command(flatten)]
         consent: Consent,
@@ -92,7 +92,7 @@ fn as_text(plan: &StreamPlan) -> String {
             format!("stream {name} is as the settings want it; nothing to do\n")
         }
         Some(present) => {
-            let bytes = human::bytes(i64::try_from(present.bytes).unwrap_or(i64::MAX));
+            let bytes = human::bytes(present.bytes);
             format!("stream {name} ({} messages, {bytes}) would be changed:\n", present.messages)
         }
     };
@@ -128,7 +128,7 @@ fn shown(limit: &Limit) -> String {
         Limit::Age(None) => "never".to_owned(),
         Limit::Age(Some(age)) => humantime::format_duration(*age).to_string(),
         Limit::Bytes(None) => "unlimited".to_owned(),
-        Limit::Bytes(Some(bytes)) => human::bytes(i64::try_from(*bytes).unwrap_or(i64::MAX)),
+        Limit::Bytes(Some(bytes)) => human::bytes(*bytes),
         Limit::Storage(storage) => storage.clone(),
     }
 }

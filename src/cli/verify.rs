@@ -31,14 +31,14 @@ running relay.
 Exit codes: 0 nothing is missing (any more), 3 something is missing, 4 the stream or the settings cannot prove anything: \
 work queues, interest retention, max_msgs_per_subject, or rows that are deleted once delivered.
 
-Examples:
+Example:
   outbox-relay verify --since 6h
   outbox-relay verify --since 2026-11-30T08:00:00Z --until 2026-11-30T09:00:00Z --repair
   outbox-relay verify --since 1d --output json";
 
 /// Compare completed rows with the stream, and send again what it has lost
 #[derive(clap::Args)]
-#[command(after_long_help = HELP, after_help = "Example: outbox-relay verify --since 6h --repair (--help tells more)")]
+#[command(after_long_help = HELP, after_help = "Example (--help tells more):\n  outbox-relay verify --since 6h --repair")]
 pub struct Verify {
     /// Rows created since then: a duration until now, or a time (RFC 3339, or a date in UTC)
     #[arg(long, value_name = "DURATION|TIME", default_value = "1h", value_parser = moment)]

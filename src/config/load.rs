@@ -122,5 +122,4 @@ fn secret_from(name: &str, file: Given) -> Result<Given, Mistake> {
 }
 
 #[cfg(test)]
-#[path = "load_tests.rs"]
 mod tests;

@@ -71,6 +71,8 @@ struct Line {
     /// The tokens that wait behind it.
     waiting: VecDeque<u64>,
     block: Option<Block>,
+    /// The tokens of events that came while the block opens: they go on when it is gone.
+    late: VecDeque<u64>,
 }
 
 impl Line {
@@ -97,6 +99,18 @@ struct Block {
     rows: u64,
     /// Those among them that the table does not show as held yet, and failures that it does not show yet.
     uncommitted: u64,
+    /// What comes now is not held any more: it waits here until the rows in the table have left.
+    opens: bool,
+}
+
+impl Block {
+    /// So many more are held.
+    fn hold(&mut self, events: u64, held: &mut u64) {
+        self.changes += events;
+        self.rows += events;
+        self.uncommitted += events;
+        *held += events;
+    }
 }
 
 impl Gate {
@@ -106,10 +120,11 @@ impl Gate {
         if let Some(block) = &mut line.block
             && pass == Pass::First
         {
-            block.changes += 1;
-            block.rows += 1;
-            block.uncommitted += 1;
-            self.held += 1;
+            if block.opens {
+                line.late.push_back(token);
+                return Turn::Wait;
+            }
+            block.hold(1, &mut self.held);
             return Turn::Hold;
         }
         if line.busy {
@@ -136,13 +151,31 @@ impl Gate {
     pub fn block(&mut self, aggregate: AggregateKey) -> VecDeque<u64> {
         let line = self.lines.entry(aggregate).or_default();
         line.busy = false;
-        let waiting = std::mem::take(&mut line.waiting);
+        let mut waiting = std::mem::take(&mut line.waiting);
+        waiting.append(&mut line.late);
         let block = line.blocked(&mut self.held);
-        block.changes += waiting.len() as u64;
-        block.rows += waiting.len() as u64;
-        block.uncommitted += waiting.len() as u64;
-        self.held += waiting.len() as u64;
+        block.opens = false;
+        block.hold(waiting.len() as u64, &mut self.held);
         waiting
+    }
+
+    /// Nothing of the aggregate waits for a retry any more, and its held rows are about to leave the table. However fast
+    /// new events come, they do not join those rows: each waits for [`Gate::unblock`], or [`Gate::close`].
+    pub fn open(&mut self, aggregate: &AggregateKey) {
+        if let Some(block) = self.lines.get_mut(aggregate).and_then(|line| line.block.as_mut()) {
+            block.opens = true;
+        }
+    }
+
+    /// The held rows did not leave so soon: new events are held in the table again. Returns the tokens that came meanwhile;
+    /// each counts as one more that is held.
+    pub fn close(&mut self, aggregate: &AggregateKey) -> VecDeque<u64> {
+        let Some(line) = self.lines.get_mut(aggregate) else { return VecDeque::new() };
+        let Some(block) = &mut line.block else { return VecDeque::new() };
+        block.opens = false;
+        let late = std::mem::take(&mut line.late);
+        block.hold(late.len() as u64, &mut self.held);
+        late
     }
 
     /// The table does not show yet that the event which blocks the aggregate waits for a retry: until
@@ -180,9 +213,10 @@ impl Gate {
         }
     }
 
-    /// The blocked aggregates that are settled.
-    pub fn settled_blocks(&self) -> Vec<Blocked> {
-        self.lines.iter().filter_map(|(aggregate, line)| line.blocks(aggregate)).filter(|block| block.settled).collect()
+    /// The blocked aggregates.
+    pub fn all_blocks(&self) -> Vec<AggregateKey> {
+        let blocked = self.lines.iter().filter(|(_, line)| line.block.is_some());
+        blocked.map(|(aggregate, _)| aggregate.clone()).collect()
     }
 
     /// Those of the aggregates that are blocked.
@@ -191,16 +225,17 @@ impl Gate {
     }
 
     /// The table was seen to hold no row of the aggregate any more. It is free again, unless another event was held
-    /// behind it, or failed, since it was asked for.
-    pub fn unblock(&mut self, seen: &Blocked) {
-        let Some(line) = self.lines.get_mut(&seen.aggregate) else { return };
-        let same = line.block.filter(|block| block.changes == seen.changes && block.uncommitted == 0);
-        if let Some(block) = same
-            && !line.busy
-        {
-            self.lines.remove(&seen.aggregate);
-            self.held = self.held.saturating_sub(block.rows);
+    /// behind it, or failed, since it was asked for. Returns the one whose turn it is then.
+    pub fn unblock(&mut self, seen: &Blocked) -> Option<u64> {
+        let line = self.lines.get_mut(&seen.aggregate)?;
+        let block = line.block.filter(|block| block.changes == seen.changes && block.uncommitted == 0)?;
+        if line.busy {
+            return None;
         }
+        line.block = None;
+        self.held = self.held.saturating_sub(block.rows);
+        line.waiting.append(&mut line.late);
+        self.leave(&seen.aggregate)
     }
 
     /// How many rows wait: those that block, and those that were held behind them.
@@ -219,6 +254,11 @@ mod tests {
 
     fn blocked(gate: &Gate) -> usize {
         gate.lines.values().filter(|line| line.block.is_some()).count()
+    }
+
+    /// The one blocked aggregate, as it stands.
+    fn seen(gate: &Gate) -> Blocked {
+        gate.blocks(&gate.all_blocks()).remove(0)
     }
 
     fn arrive(gate: &mut Gate, id: &'static str, token: u64) -> Turn {
@@ -251,10 +291,10 @@ mod tests {
         arrive(&mut gate, "a", 2);
         assert_eq!(gate.block(key("a")), [2]);
         assert_eq!(arrive(&mut gate, "a", 3), Turn::Hold);
-        assert!(gate.settled_blocks().is_empty(), "two holds are on their way to the table");
+        assert!(!seen(&gate).settled, "two holds are on their way to the table");
         gate.hold_committed(&key("a"));
         gate.hold_committed(&key("a"));
-        let seen = gate.settled_blocks().remove(0);
+        let seen = seen(&gate);
         assert_eq!(gate.arrive(key("a"), 4, Pass::Again), Turn::Go, "the retry itself may go");
         gate.unblock(&seen);
         assert_eq!(blocked(&gate), 1, "not while it is under way");
@@ -268,7 +308,7 @@ mod tests {
     fn a_row_that_fails_again_keeps_the_block() {
         let mut gate = Gate::default();
         gate.block_as_found(key("a"), 2);
-        let seen = gate.settled_blocks().remove(0);
+        let seen = seen(&gate);
         assert_eq!(gate.arrive(key("a"), 1, Pass::Again), Turn::Go);
         gate.block(key("a"));
         gate.await_failure(&key("a"));
@@ -288,7 +328,7 @@ mod tests {
             gate.still_held(&key("a"));
             assert_eq!(gate.held(), 3);
         }
-        let seen = gate.settled_blocks().remove(0);
+        let seen = seen(&gate);
         gate.unblock(&seen);
         assert_eq!((gate.held(), blocked(&gate)), (0, 0));
     }
@@ -299,20 +339,61 @@ mod tests {
         arrive(&mut gate, "a", 1);
         gate.block(key("a"));
         gate.await_failure(&key("a"));
-        assert!(gate.settled_blocks().is_empty(), "the table would be seen without anything that waits");
+        assert!(!seen(&gate).settled, "the table would be seen without anything that waits");
         gate.hold_committed(&key("a"));
-        assert_eq!(gate.settled_blocks().len(), 1);
+        assert!(seen(&gate).settled);
     }
 
     #[test]
     fn an_event_held_after_the_table_was_looked_at_keeps_the_block() {
         let mut gate = Gate::default();
         gate.block(key("a"));
-        let seen = gate.settled_blocks().remove(0);
+        let seen = seen(&gate);
         assert_eq!(arrive(&mut gate, "a", 1), Turn::Hold);
         gate.unblock(&seen);
         gate.hold_committed(&key("a"));
         gate.unblock(&seen);
         assert_eq!(arrive(&mut gate, "a", 2), Turn::Hold);
+    }
+
+    #[test]
+    fn what_comes_while_the_held_rows_leave_waits_and_goes_on_behind_them() {
+        let mut gate = Gate::default();
+        gate.block_as_found(key("a"), 2);
+        gate.open(&key("a"));
+        assert_eq!(arrive(&mut gate, "a", 7), Turn::Wait);
+        assert_eq!(gate.arrive(key("a"), 8, Pass::Again), Turn::Go, "the held row");
+        assert_eq!(arrive(&mut gate, "a", 9), Turn::Wait);
+        assert_eq!(gate.leave(&key("a")), None, "the next one is in the table");
+        let seen = seen(&gate);
+        assert_eq!((seen.settled, gate.held()), (true, 2));
+        assert_eq!(gate.unblock(&seen), Some(7));
+        assert_eq!(gate.held(), 0);
+        assert_eq!(arrive(&mut gate, "a", 10), Turn::Wait);
+        assert_eq!([(); 3].map(|()| gate.leave(&key("a"))), [Some(9), Some(10), None]);
+        assert!(gate.lines.is_empty());
+    }
+
+    #[test]
+    fn what_came_while_the_held_rows_left_is_held_where_they_do_not_leave_after_all() {
+        for fails in [false, true] {
+            let mut gate = Gate::default();
+            gate.block_as_found(key("a"), 2);
+            gate.open(&key("a"));
+            assert_eq!(gate.arrive(key("a"), 7, Pass::Again), Turn::Go);
+            assert_eq!(gate.arrive(key("a"), 8, Pass::Again), Turn::Wait);
+            assert_eq!(arrive(&mut gate, "a", 9), Turn::Wait);
+            let before = seen(&gate);
+            if fails {
+                assert_eq!(gate.block(key("a")), [8, 9]);
+                gate.still_held(&key("a"));
+            } else {
+                assert_eq!(gate.close(&key("a")), [9]);
+            }
+            assert_eq!(gate.held(), 3);
+            assert_eq!(arrive(&mut gate, "a", 10), Turn::Hold);
+            gate.unblock(&before);
+            assert_eq!(blocked(&gate), 1);
+        }
     }
 }

@@ -324,7 +324,8 @@ fn connect_fault(error: &async_nats::ConnectError, server: &str, config: &config
     let hint = if config.tls_first {
         "see that it runs, can be reached, and does TLS first (handshake_first)"
     } else {
-        "see that it runs and can be reached (a server with handshake_first wants nats.tls_first = true)"
+        "see that it runs and can be reached, and that nats.url (or NATS_URL) names it (a server with handshake_first \
+         wants nats.tls_first = true)"
     };
     ConnectFault::transient(format!("{at} cannot be reached: {error}"), hint)
 }

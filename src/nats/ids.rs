@@ -94,15 +94,18 @@ impl Stream {
         Ok(stored.into_iter().find(|stored| stored.sequence == sequence))
     }
 
-    /// The first message with this id among those from `start` on. It reads them all until then.
+    /// The first message with this id among those from `start` on. It reads them all until then, and goes on to `until` at
+    /// most, by the server's clock.
     ///
     /// # Errors
     /// As [`Self::ids_after`].
-    pub async fn find(&self, id: &str, start: Start) -> Result<Option<StoredId>, Failure> {
+    pub async fn find(&self, id: &str, start: Start, until: Option<Timestamp>) -> Result<Option<StoredId>, Failure> {
         let mut walk = self.walk(start);
         while let Some(stored) = walk.next().await? {
-            if let Some(found) = stored.into_iter().find(|stored| stored.id.as_deref() == Some(id)) {
-                return Ok(Some(found));
+            let ends = stored.last().is_some_and(|last| until.is_some_and(|until| last.stored_at > until));
+            let found = stored.into_iter().find(|stored| stored.id.as_deref() == Some(id));
+            if found.is_some() || ends {
+                return Ok(found);
             }
         }
         Ok(None)

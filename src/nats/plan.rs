@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::api::Refusal;
-use super::fitness::{Finding, Info, Unfit};
+use super::info::{Finding, Info, Unfit};
 use super::stream::{NOT_FOUND, Stream, StreamFault, config_to_create};
 use crate::config::NatsCreate;
 use crate::fault::Failure;

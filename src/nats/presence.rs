@@ -46,29 +46,6 @@ impl Stream {
         }
         Ok(presence)
     }
-
-    /// The event's message among those stored from `since` to `until`, by the server's clock.
-    ///
-    /// # Errors
-    /// As [`Stream::ids_after`].
-    pub async fn find_between(
-        &self,
-        event_id: &str,
-        since: Timestamp,
-        until: Option<Timestamp>,
-    ) -> Result<Option<StoredId>, Failure> {
-        let mut walk = self.walk(Start::Time(since));
-        while let Some(stored) = walk.next().await? {
-            let ends = stored.last().is_some_and(|last| until.is_some_and(|until| last.stored_at > until));
-            if let Some(found) = stored.into_iter().find(|stored| stored.id.as_deref() == Some(event_id)) {
-                return Ok(Some(found));
-            }
-            if ends {
-                break;
-            }
-        }
-        Ok(None)
-    }
 }
 
 impl Presence {

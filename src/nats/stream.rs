@@ -7,11 +7,11 @@ use serde_json::{Value, json};
 
 use super::api::{Api, Refusal};
 use super::connect::Connection;
-use super::fitness::Info;
+use super::info::Info;
 use crate::config::{self, Manage, Storage};
 use crate::fault::{Class, Failure};
 
-pub use super::fitness::{Finding, Mend, Retention, StreamFacts, Unfit};
+pub use super::info::{Finding, Mend, Retention, StreamFacts, Unfit};
 
 /// JetStream's "stream not found".
 pub(super) const NOT_FOUND: u64 = 10_059;
@@ -124,7 +124,7 @@ impl Stream {
     }
 
     /// The first stream that takes messages on a subject or filter, if one does. For the check that no stream captures
-    /// the subject of compensations (§5).
+    /// the subject of compensations.
     pub async fn capturing(&self, filter: &str) -> Result<Option<String>, Failure> {
         #[derive(Deserialize)]
         struct Names {

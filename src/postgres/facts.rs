@@ -6,13 +6,11 @@ mod pins;
 mod replication;
 mod rows;
 mod server;
-mod slot;
 mod standbys;
 
 pub use outbox::{Outbox, Relation, Sequence, Trigger};
 pub use pins::{OpenTransaction, OtherSlot, Pins};
-pub use replication::{Replication, replication};
+pub use replication::replication;
 pub use rows::Rows;
 pub use server::{Platform, Role, Server};
-pub use slot::{Slot, State};
 pub use standbys::Standbys;

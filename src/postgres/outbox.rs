@@ -6,6 +6,7 @@ pub mod desk;
 mod drain;
 mod due;
 mod locks;
+mod overview;
 mod retention;
 mod rows;
 mod state;
@@ -16,8 +17,9 @@ mod writeback_sql;
 pub use compensations::{Attempted, Claim, Compensation};
 pub use completed::{Completed, CompletedRow, CompletedRows};
 pub use drain::WaitingRows;
-pub use due::{Due, DueRow, HeldRows};
+pub use due::{Due, DueRow, HeldRows, blocked, held_aggregates, snapshot};
 pub use locks::{holders as lock_holders, is_locked};
+pub use overview::{Overview, Tally, overview};
 pub use retention::Retention;
 pub use rows::COLUMNS;
 pub use state::{NOTE_REACH, RelayState, StateRow};
@@ -62,9 +64,9 @@ impl Tables {
 
     /// Leaves the rows that the publication hides to other relays.
     ///
-    /// `filter`: the row filter as PostgreSQL prints it (`source::row_filter`).
+    /// `filter`: the row filter as PostgreSQL prints it (`publication::row_filter`).
     pub fn leave_hidden(&mut self, filter: &str) {
-        self.share = format!("(SELECT * FROM {} WHERE {filter})", self.events);
+        self.share = format!("(SELECT *, xmin FROM {} WHERE {filter})", self.events);
     }
 }
 

@@ -18,6 +18,26 @@ pub fn create_publication(name: &str, table: &str) -> String {
     format!("CREATE PUBLICATION {name} FOR TABLE {table} WITH (publish = 'insert', publish_via_partition_root = true)")
 }
 
+/// Makes the publication of the outbox in the place of another one. Nothing is missed between the two.
+pub fn replace_publication(name: &str, table: &str) -> String {
+    format!("BEGIN; DROP PUBLICATION {name}; {}; COMMIT", create_publication(name, table))
+}
+
+/// Takes a table into a publication.
+pub fn publish_table(name: &str, table: &str) -> String {
+    format!("ALTER PUBLICATION {name} ADD TABLE {table}")
+}
+
+/// Leaves a publication this table only.
+pub fn publish_only(name: &str, table: &str) -> String {
+    format!("ALTER PUBLICATION {name} SET TABLE {table}")
+}
+
+/// Lets a publication show rows of partitions as the partitioned table's.
+pub fn publish_via_root(name: &str) -> String {
+    format!("ALTER PUBLICATION {name} SET (publish_via_partition_root = true)")
+}
+
 /// Leaves a publication its inserts only.
 pub fn publish_inserts(name: &str) -> String {
     format!("ALTER PUBLICATION {name} SET (publish = 'insert')")
@@ -72,12 +92,6 @@ pub fn let_log_in(role: &str) -> String {
 /// Drops a slot, whatever its database.
 pub fn drop_slot(slot: &str) -> String {
     format!("SELECT pg_drop_replication_slot({})", literal(slot))
-}
-
-/// Makes the relay's slot. `failover`: on PostgreSQL 17 and later.
-pub fn create_slot(slot: &str, failover: bool) -> String {
-    let more = if failover { ", failover => true" } else { "" };
-    format!("SELECT pg_create_logical_replication_slot({}, 'pgoutput'{more})", literal(slot))
 }
 
 /// Lets a slot survive a failover: a command of the replication protocol, for PostgreSQL 17 and later.

@@ -73,7 +73,7 @@ struct Desk {
 }
 
 impl Compensations {
-    /// Runs until the session stops, and no longer than [`PATIENCE`] beyond, or [`LAST`] when PostgreSQL does not answer.
+    /// Runs until the session stops, and no longer than `PATIENCE` beyond, or `LAST` when PostgreSQL does not answer.
     pub async fn run(self) {
         let stop = self.stop.clone();
         let last = async {

@@ -1,6 +1,6 @@
 //! Rows whose time has come, and the rows that were held behind them.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
@@ -10,9 +10,9 @@ use crate::postgres::outbox::Due;
 
 /// Blocked aggregates that are looked at together.
 const AGGREGATES_AT_A_TIME: usize = 200;
-/// How often in a pass an aggregate is tried to be freed that gets new events all the time.
-const TRIES: usize = 20;
-/// Between two tries while the aggregate is not settled.
+/// For how long an aggregate is waited for in which something is under way, or not written yet.
+const SETTLING: Duration = Duration::from_secs(1);
+/// Between two looks at it.
 const MOMENT: Duration = Duration::from_millis(5);
 
 impl Reconciler {
@@ -23,7 +23,7 @@ impl Reconciler {
             if rows.is_empty() {
                 return Ok(());
             }
-            let again = rows.iter().filter(|(_, pass)| *pass == Pass::Again).count();
+            let again = rows.iter().filter(|row| row.pass == Pass::Again).count();
             let sent = self.send(rows).await?;
             self.metrics.retries.inc_by(again.min(sent) as u64);
             if sent == 0 {
@@ -32,65 +32,89 @@ impl Reconciler {
         }
     }
 
-    /// Releases every held row: a relay that kept the order left them.
-    pub(super) async fn release_all(&self, due: Due<'_>) -> Result<(), Interrupted> {
+    /// Releases every held row: a relay that kept the order left them. Returns whether none is left.
+    pub(super) async fn release_all(&self, due: Due<'_>) -> Result<bool, Interrupted> {
         loop {
             let held = due.held(limit()).await?;
             if held.is_empty() {
-                return Ok(());
+                return Ok(true);
             }
             if self.send(held).await? == 0 {
-                return Ok(());
+                return Ok(false);
             }
         }
     }
 
     /// Releases blocked aggregates in which nothing waits for a retry any more: their held rows leave by id, and when the
-    /// table shows none, the aggregate is free.
-    pub(super) async fn release(&self, due: Due<'_>) -> Result<(), Interrupted> {
-        let (reply, blocks) = oneshot::channel();
+    /// table shows none, the aggregate is free. Returns whether none of those rows is left.
+    pub(super) async fn release(&self, due: Due<'_>) -> Result<bool, Interrupted> {
+        let (reply, blocked) = oneshot::channel();
         self.ask(Ask::Blocks(reply)).await?;
-        let blocks = blocks.await.map_err(|_| Interrupted::SessionEnded)?;
-        for blocks in blocks.chunks(AGGREGATES_AT_A_TIME) {
-            self.release_some(due, blocks.to_vec()).await?;
+        let blocked = blocked.await.map_err(|_| Interrupted::SessionEnded)?;
+        let mut whole = true;
+        for some in blocked.chunks(AGGREGATES_AT_A_TIME) {
+            let mut some = quiet(due, some.to_vec()).await?;
+            let released = self.release_some(due, &mut some).await;
+            self.ask(Ask::Close(some)).await?;
+            whole &= released?;
         }
-        Ok(())
+        Ok(whole)
     }
 
-    async fn release_some(&self, due: Due<'_>, mut blocks: Vec<Blocked>) -> Result<(), Interrupted> {
-        let some = aggregates(&blocks);
-        let mut tries = 0;
-        while tries < TRIES && !blocks.is_empty() {
+    /// The same, of some aggregates. Those that turn out to wait for a retry again are taken out.
+    async fn release_some(&self, due: Due<'_>, some: &mut Vec<AggregateKey>) -> Result<bool, Interrupted> {
+        let mut until = Instant::now() + SETTLING;
+        loop {
+            let mut blocks = self.open(some).await?;
+            if blocks.is_empty() {
+                return Ok(true);
+            }
+            if Instant::now() >= until {
+                return Ok(false);
+            }
             blocks.retain(|block| block.settled);
             if blocks.is_empty() {
-                // Something was held or sent a moment ago.
                 tokio::time::sleep(MOMENT).await;
-                tries += 1;
-            } else {
-                let quiet = due.quiet(&aggregates(&blocks)).await?;
-                let quiet: Vec<Blocked> = quiet.into_iter().filter_map(|at| blocks.get(at).cloned()).collect();
-                if quiet.is_empty() {
-                    break;
-                }
-                let held = due.released(&aggregates(&quiet), limit()).await?;
-                if held.is_empty() {
-                    // Those behind which another event was held meanwhile are not free yet.
-                    self.ask(Ask::Unblock(quiet)).await?;
-                    tries += 1;
-                } else if self.send(held).await? == 0 {
-                    break;
-                }
+                continue;
             }
-            let (reply, left) = oneshot::channel();
-            self.ask(Ask::BlocksOf(some.clone(), reply)).await?;
-            blocks = left.await.map_err(|_| Interrupted::SessionEnded)?;
+            // Of those whose every outcome is in the table: a failure may be among them.
+            let settled: Vec<AggregateKey> = blocks.iter().map(|block| block.aggregate.clone()).collect();
+            let free = quiet(due, settled.clone()).await?;
+            let waits = |aggregate: &AggregateKey| settled.contains(aggregate) && !free.contains(aggregate);
+            let waiting: Vec<AggregateKey> = some.extract_if(.., |aggregate| waits(aggregate)).collect();
+            self.ask(Ask::Close(waiting)).await?;
+            let held = due.released(&free, limit()).await?;
+            if held.is_empty() {
+                blocks.retain(|block| free.contains(&block.aggregate));
+                self.ask(Ask::Unblock(blocks)).await?;
+                continue;
+            }
+            let more = held.len() >= PASS_ROWS;
+            if more {
+                // It takes a while: what comes meanwhile waits in the table, where it is in nobody's way.
+                self.ask(Ask::Close(some.clone())).await?;
+            }
+            if self.send(held).await? == 0 {
+                return Ok(false);
+            }
+            if more {
+                self.send_due(due).await?;
+            }
+            until = Instant::now() + SETTLING;
         }
-        Ok(())
+    }
+
+    async fn open(&self, some: &[AggregateKey]) -> Result<Vec<Blocked>, Interrupted> {
+        let (reply, blocks) = oneshot::channel();
+        self.ask(Ask::Open(some.to_vec(), reply)).await?;
+        blocks.await.map_err(|_| Interrupted::SessionEnded)
     }
 }
 
-fn aggregates(blocks: &[Blocked]) -> Vec<AggregateKey> {
-    blocks.iter().map(|block| block.aggregate.clone()).collect()
+/// Those of the aggregates in which nothing waits for a retry.
+async fn quiet(due: Due<'_>, aggregates: Vec<AggregateKey>) -> Result<Vec<AggregateKey>, Interrupted> {
+    let places = due.quiet(&aggregates).await?;
+    Ok(places.into_iter().filter_map(|at| aggregates.get(at).cloned()).collect())
 }
 
 fn limit() -> i64 {

@@ -8,7 +8,7 @@ use std::time::Instant;
 use tokio::sync::watch;
 use tracing::warn;
 
-use super::{Interrupted, PASS_ROWS, Reconciler};
+use super::{Ask, Interrupted, PASS_ROWS, Reconciler};
 use crate::flow::lsn::Lsn;
 use crate::postgres::outbox::{self, Due};
 use crate::postgres::slot;
@@ -61,6 +61,9 @@ impl Reconciler {
         if Instant::now() >= sweep.count {
             sweep.count = Instant::now() + self.sweep_interval;
             self.count(due, sweep.low).await?;
+            if self.ordered {
+                self.ask(Ask::Held(outbox::held_aggregates(due.client, due.tables).await?)).await?;
+            }
         }
         let passed = |(_, position): &(Vec<i64>, Lsn)| *safe.borrow() >= *position;
         let Some((pending, _)) = sweep.seen.take_if(|seen| passed(seen)) else { return Ok(()) };

@@ -229,6 +229,8 @@ impl<'a> Deliver<'a> {
             }
         }
         self.tell();
+        // Where another stage has died, the rest of the session ends as well.
+        stop.cancel();
         self.delivery.next_token()
     }
 

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use super::rounds::WHOLE;
 use crate::flow::delivery::Delivery;
 use crate::flow::lsn::Lsn;
 use crate::postgres::slot::SlotInfo;
@@ -74,7 +75,13 @@ pub(super) fn show(metrics: &Metrics, delivery: &mut Delivery, sent: usize) {
     live.waiting.set_bytes(under_way.saturating_sub(decided).saturating_sub(sent) as u64);
     live.decided.set_bytes(decided as u64);
     live.transactions.set_bytes(delivery.ledger().waiting() as u64);
-    live.confirmed.set_bytes(delivery.safe().0);
+    let safe = delivery.safe();
+    // Where the rows of the table come first, or come alone, there is no position yet.
+    if safe == Lsn::ZERO || delivery.horizon() == WHOLE {
+        live.confirmed.unset();
+    } else {
+        live.confirmed.set_bytes(safe.0);
+    }
 }
 
 /// Times that are remembered, at most.

@@ -32,6 +32,8 @@ pub struct Making {
     pub held: Held,
     /// Called when few rows wait any more.
     pub little: CancellationToken,
+    /// More rows wait than a round holds: until they are fewer, only the slot's name is held.
+    much: bool,
     state: StateRow,
     task: JoinHandle<Result<Made, Setback>>,
 }
@@ -53,6 +55,16 @@ impl Making {
     /// Waits until the slot is made. Cancel-safe; once it has returned, there is nothing left to wait for.
     pub async fn made(&mut self) -> Result<Made, Setback> {
         (&mut self.task).await.unwrap_or(Err(Setback::Replication(WalError::Closed)))
+    }
+
+    /// Why there is no slot yet, as far as the relay itself knows.
+    pub fn reason(&self) -> String {
+        if self.much && !self.little.is_cancelled() {
+            return format!(
+                "{ROUND_ROWS} or more rows wait in the table from before the slot: they are delivered first, then the slot is made"
+            );
+        }
+        "the new slot is being made; waiting rows are delivered from the table meanwhile".to_owned()
     }
 
     /// Enters the snapshot of the slot that was made, and streams.
@@ -105,7 +117,7 @@ pub async fn begin(relay: &Relay, ground: &Ground, idle: Idle, state: StateRow) 
     let little = CancellationToken::new();
     let command = slot::create_command(source, ground.server.version);
     let task = tokio::spawn(make(wal, source.clone(), command, much.then(|| little.clone())));
-    let mut making = Making { held: Held { pid, timeout, since: Instant::now() }, little, state, task };
+    let mut making = Making { held: Held { pid, timeout, since: Instant::now() }, little, much, state, task };
     loop {
         if let Ok(made) = tokio::time::timeout(PROMPT, making.made()).await {
             let taken = making.start(relay, ground, made?).await?;
@@ -114,7 +126,7 @@ pub async fn begin(relay: &Relay, ground: &Ground, idle: Idle, state: StateRow) 
         let asked = Instant::now();
         if slot::slot_info(client, &source.slot).await?.is_some_and(|info| info.active_pid == Some(pid)) {
             making.held.since = asked;
-            relay.health.raise(Condition::Slot, "the new slot is being made");
+            relay.health.raise(Condition::Slot, making.reason());
             // From here on pollers see that the slot is taken.
             ground.wait_for_pollers(&source.slot).await?;
             return Ok(Claim::Making(making));

@@ -10,10 +10,11 @@ use crate::config::{OnSuccess, Settings, Source, TableName};
 use crate::postgres::checks::{self, ServerFacts, ServerFault};
 use crate::postgres::connect::{self, Session, Socket, SqlConnection};
 use crate::postgres::migrate::{self, SchemaState};
-use crate::postgres::outbox::{RelayState, Tables};
-use crate::postgres::slot::{self, PublicationFault, SlotInfo};
+use crate::postgres::outbox::{self, RelayState, Tables};
+use crate::postgres::publication::{self, PublicationFault};
+use crate::postgres::slot::SlotInfo;
 use crate::postgres::wal::WalConnection;
-use crate::postgres::{source, waits};
+use crate::postgres::{grants, waits};
 use crate::telemetry::health::Condition;
 
 /// For how long a replication connection may be silent that only catches up.
@@ -51,6 +52,18 @@ impl Ground {
             other => Ok(other?),
         }
     }
+
+    /// Says who holds the lock where that is what a session came to grief on.
+    pub async fn told_of_locks(&self, setback: Setback) -> Setback {
+        match setback {
+            Setback::Sql(error) if outbox::is_locked(&error) => {
+                let holders = outbox::lock_holders(&self.control.client, &self.tables).await.unwrap_or_default();
+                let holders = if holders.is_empty() { "by someone who has gone just now" } else { &holders };
+                Setback::Transient(format!("the outbox is locked: {holders}; the relay begins when it is free"))
+            }
+            other => other,
+        }
+    }
 }
 
 /// Waits for a step before the session, for as long as one may take.
@@ -67,7 +80,7 @@ pub async fn check(relay: &Relay) -> Result<Ground, Setback> {
     let control = connect::sql(&relay.postgres, &control_session()).await?;
     let client = &control.client;
     let server = checks::check_server(client).await?.map_err(fatal)?;
-    if let Some(grant) = slot::missing_schema_grant(client, &source.table).await? {
+    if let Some(grant) = grants::missing_on_schema(client, &source.table).await? {
         return Err(Setback::Fatal(format!("the role may not use the outbox's schema; run: {grant}")));
     }
     match migrate::state(client, &source.table).await? {
@@ -77,20 +90,20 @@ pub async fn check(relay: &Relay) -> Result<Ground, Setback> {
     let mut tables = Tables::of(&source.table);
     let settings = &relay.settings;
     let deletes = settings.writeback.on_success == OnSuccess::Delete || settings.reconcile.retention.is_some();
-    let grants = slot::missing_grants(client, &tables, deletes, settings.compensation.enabled).await?;
+    let grants = grants::missing(client, &tables, deletes, settings.compensation.enabled).await?;
     if !grants.is_empty() {
         return Err(Setback::Fatal(format!("the role lacks privileges; run: {}", grants.join("; "))));
     }
     // First the mark, then the check: what changes in between is noticed.
-    let mut mark = source::mark(client, &source.publication, &source.table).await?;
-    if publication(client, source).await? {
+    let mut mark = publication::mark(client, &source.publication, &source.table).await?;
+    if mend_publication(client, source).await? {
         let state = RelayState { client, tables: &tables, slot: &source.slot };
         state.read().await?;
         // Rows may have been written that no log shows.
         state.set_needs_drain(true).await?;
-        mark = source::mark(client, &source.publication, &source.table).await?;
+        mark = publication::mark(client, &source.publication, &source.table).await?;
     }
-    if let Some(filter) = source::row_filter(client, &source.publication, &source.table).await? {
+    if let Some(filter) = publication::row_filter(client, &source.publication, &source.table).await? {
         tables.leave_hidden(&filter);
     }
     relay.health.clear(Condition::Source);
@@ -110,10 +123,10 @@ fn fatal(fault: impl std::fmt::Display) -> Setback {
     Setback::Fatal(fault.to_string())
 }
 
-/// Whether something was mended.
-async fn publication(client: &tokio_postgres::Client, source: &Source) -> Result<bool, Setback> {
+/// Sees to a publication that shows the outbox, as far as the relay may. Returns whether something was changed.
+async fn mend_publication(client: &tokio_postgres::Client, source: &Source) -> Result<bool, Setback> {
     let (name, table) = (&source.publication, &source.table);
-    match slot::check_publication(client, name, table).await? {
+    match publication::check(client, name, table).await? {
         Ok(flaws) => {
             for flaw in flaws {
                 warn!("{flaw}");
@@ -122,7 +135,7 @@ async fn publication(client: &tokio_postgres::Client, source: &Source) -> Result
         }
         Err(fault @ PublicationFault::Missing(..)) if source.create => {
             info!(publication = name, "the publication is missing; it is created");
-            slot::create_publication(client, name, table).await.map_err(|error| {
+            publication::create(client, name, table).await.map_err(|error| {
                 fatal(format!(
                     "cannot create publication {name:?}: {}; run as the table's owner: {}",
                     crate::postgres::describe(&error),
@@ -132,9 +145,9 @@ async fn publication(client: &tokio_postgres::Client, source: &Source) -> Result
             Ok(true)
         }
         // What shows other things as well is its owner's.
-        Err(fault @ PublicationFault::NoTable(..)) if source.create && source::is_empty(client, name).await? => {
+        Err(fault @ PublicationFault::NoTable(..)) if source.create && publication::is_empty(client, name).await? => {
             warn!(publication = name, "the publication is empty, as when its table was dropped; the outbox is added");
-            source::add_table(client, name, table)
+            publication::add_table(client, name, table)
                 .await
                 .map_err(|error| fatal(format!("{fault}, as its owner ({})", crate::postgres::describe(&error))))?;
             Ok(true)
@@ -187,5 +200,5 @@ pub fn replication_session() -> Session {
 }
 
 pub fn control_session() -> Session {
-    Session::new("outbox-relay control").with("statement_timeout", "60s").with("lock_timeout", "30s")
+    Session::new("outbox-relay control").with("statement_timeout", "60s").with("lock_timeout", "10s")
 }

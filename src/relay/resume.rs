@@ -11,7 +11,7 @@ use super::{Relay, Setback};
 use crate::flow::delivery::{Delivery, Limits, Start};
 use crate::flow::lsn::Lsn;
 use crate::nats::stream::{Stream, StreamFacts};
-use crate::postgres::outbox::{Due, StateRow};
+use crate::postgres::outbox::{self, StateRow};
 use crate::postgres::slot;
 
 /// Where the stream and the log stand before anything is sent: what an earlier session left in the stream without
@@ -73,8 +73,7 @@ async fn follow(relay: &Relay, ground: &Ground, row: &StateRow, facts: &StreamFa
 
 /// Blocks the aggregates that the table shows as blocked.
 async fn block_as_found(ground: &Ground, delivery: &mut Delivery) -> Result<(), Setback> {
-    let due = Due { client: &ground.control.client, tables: &ground.tables, cap: 0 };
-    for (aggregate, rows) in due.blocked().await? {
+    for (aggregate, rows) in outbox::blocked(&ground.control.client, &ground.tables).await? {
         delivery.gate().block_as_found(aggregate, rows);
     }
     Ok(())

@@ -28,7 +28,7 @@ use crate::telemetry::health::{Condition, Health};
 pub const ROUND_ROWS: usize = 50_000;
 /// Rounds have no place in the log. They are counted; from here on, once one has found less than it could hold: what an
 /// earlier session may have left in the stream has its outcome then.
-const WHOLE: Lsn = Lsn(1 << 62);
+pub const WHOLE: Lsn = Lsn(1 << 62);
 /// A round reads the whole table when little waits in it: the rest lasts so many times as long.
 const REST: u32 = 4;
 const REST_MAX: Duration = Duration::from_mins(1);
@@ -159,13 +159,13 @@ impl Watch<'_> {
         let mut said = None;
         loop {
             let asked = Instant::now();
-            let look = tokio::time::timeout(making.held.timeout, self.look(making.held.pid, &mut said));
+            let look = tokio::time::timeout(making.held.timeout, self.look(making, &mut said));
             match look.await {
                 Ok(Ok(())) => {}
                 // Made in this very moment, it is nobody's until it streams; and between its name and itself it is not there.
                 Ok(Err(trouble)) => match tokio::time::timeout(LOOK_EVERY, making.made()).await {
                     Ok(made) => return made,
-                    Err(_) if self.look(making.held.pid, &mut said).await.is_ok() => {}
+                    Err(_) if self.look(making, &mut said).await.is_ok() => {}
                     Err(_) => return Err(trouble),
                 },
                 Err(_) => {
@@ -188,15 +188,18 @@ impl Watch<'_> {
     }
 
     /// Is it ours? Says what it waits for.
-    async fn look(&self, pid: i32, said: &mut Option<Instant>) -> Result<(), Setback> {
+    async fn look(&self, making: &Making, said: &mut Option<Instant>) -> Result<(), Setback> {
+        let pid = making.held.pid;
         let client = &self.ground.control.client;
         let found = slot::slot_info(client, self.slot).await?;
         if found.is_none_or(|info| info.active_pid != Some(pid)) {
             return Err(Setback::Transient("the replication slot was lost while it was being made".to_owned()));
         }
         let waits = waits::for_old_transactions(client, pid).await?;
-        let reason = waits.unwrap_or_else(|| "the new slot is being made".to_owned());
-        let reason = format!("{reason}; waiting rows are delivered from the table meanwhile");
+        let reason = match waits {
+            Some(waits) => format!("{waits}; waiting rows are delivered from the table meanwhile"),
+            None => making.reason(),
+        };
         if said.is_none_or(|said| said.elapsed() > SAY_EVERY) {
             *said = Some(Instant::now());
             warn!(slot = self.slot, "{reason}");

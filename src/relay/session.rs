@@ -24,11 +24,19 @@ use crate::telemetry::health::{Condition, State};
 pub async fn run(relay: &mut Relay, nats: &mut deliver::Nats) -> Result<(), Setback> {
     let pulse = relay.pulse.clone();
     let ground = beating(&pulse, answered("it was checked", prepare::check(relay))).await?;
-    let Some(claim) = beating(&pulse, take::take_slot(relay, &ground)).await? else { return Ok(()) };
-    relay.ran = true;
-    relay.metrics.leader.set(1);
-    let result = hold(relay, nats, &ground, claim).await;
-    if relay.stop.is_cancelled() { Ok(()) } else { result }
+    let result = match beating(&pulse, take::take_slot(relay, &ground)).await {
+        Ok(Some(claim)) => {
+            relay.ran = true;
+            relay.metrics.leader.set(1);
+            hold(relay, nats, &ground, claim).await
+        }
+        Ok(None) => Ok(()),
+        Err(setback) => Err(setback),
+    };
+    match result {
+        Err(setback) if !relay.stop.is_cancelled() => Err(beating(&pulse, ground.told_of_locks(setback)).await),
+        _ => Ok(()),
+    }
 }
 
 /// From when the slot's name is ours until something ends.

@@ -12,7 +12,7 @@ use super::take::Held;
 use super::{Setback, gauges};
 use crate::config::Source;
 use crate::postgres::slot::{self, SlotInfo};
-use crate::postgres::{describe, source};
+use crate::postgres::{describe, publication};
 use crate::telemetry::health::{Condition, Health};
 use crate::telemetry::metrics::Metrics;
 
@@ -84,7 +84,7 @@ impl Watcher<'_> {
         }
         if source_seen.is_none_or(|seen| asked.duration_since(seen) >= SOURCE_EVERY) {
             *source_seen = Some(asked);
-            let mark = source::mark(client, &self.source.publication, &self.source.table).await.map_err(failed)?;
+            let mark = publication::mark(client, &self.source.publication, &self.source.table).await.map_err(failed)?;
             if mark != self.ground.mark {
                 return Err(Setback::SourceChanged);
             }

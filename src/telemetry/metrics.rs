@@ -4,6 +4,7 @@
 //! lost slot must not read as a lag of 0.
 
 mod kinds;
+mod labels;
 mod live;
 
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Metric, Registry};
 
 pub use kinds::{Counters, Histogram, Known};
+pub use labels::{compensation, outcome, peer, status, waiting};
 pub use live::Live;
 
 /// The form of [`Metrics::render`].
@@ -33,60 +35,8 @@ const DELIVERY_SECONDS: [f64; 21] = [
 const REQUEST_SECONDS: [f64; 15] =
     [0.000_1, 0.000_2, 0.000_3, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0];
 
-/// What became of a publish; labels of `publishes_total`.
-pub mod outcome {
-    pub const STORED: &str = "stored";
-    /// The stream had it already.
-    pub const DUPLICATE: &str = "duplicate";
-    /// Not the event's fault: sent again.
-    pub const TRANSIENT: &str = "transient";
-    /// The event's own fault.
-    pub const POISON: &str = "poison";
-    pub(super) const ALL: [&str; 4] = [STORED, DUPLICATE, TRANSIENT, POISON];
-}
-
-/// What rows were marked as; labels of `writeback_rows_total`.
-pub mod status {
-    pub const COMPLETED: &str = "completed";
-    pub const DELETED: &str = "deleted";
-    pub const FAILED: &str = "failed";
-    pub const HELD: &str = "held";
-    pub const DEAD_LETTER: &str = "dead_letter";
-    pub(super) const ALL: [&str; 5] = [COMPLETED, DELETED, FAILED, HELD, DEAD_LETTER];
-}
-
-/// What became of attempts at compensations; labels of `compensations_total`.
-pub mod compensation {
-    pub const RESOLVED: &str = "resolved";
-    /// Counted; another attempt follows.
-    pub const FAILED: &str = "failed";
-    /// Not counted: NATS was away, or the relay stopped.
-    pub const RETURNED: &str = "returned";
-    /// The attempts are used up.
-    pub const MANUAL_REQUIRED: &str = "manual_required";
-    pub(super) const ALL: [&str; 4] = [RESOLVED, FAILED, RETURNED, MANUAL_REQUIRED];
-}
-
-/// Servers; labels of `reconnects_total`.
-pub mod peer {
-    pub const POSTGRES: &str = "postgres";
-    pub const NATS: &str = "nats";
-    pub(super) const ALL: [&str; 2] = [POSTGRES, NATS];
-}
-
 /// `pg_replication_slots.wal_status`; anything else counts as `unknown`.
 const WAL_STATUS: [&str; 5] = ["reserved", "extended", "unreserved", "lost", "unknown"];
-
-/// Where a waiting row stands; labels of `outbox_rows`.
-pub mod waiting {
-    /// Waits for its turn, or for the time that its producer set.
-    pub const PENDING: &str = "pending";
-    /// Waits for a retry.
-    pub const FAILED: &str = "failed";
-    /// Waits behind a failed row of its aggregate.
-    pub const HELD: &str = "held";
-    pub(super) const ALL: [&str; 3] = [PENDING, FAILED, HELD];
-}
 
 /// The one label of a metric, with its value. The type keeps row data out: it does not live as long as the program.
 type Label = [(&'static str, &'static str); 1];
@@ -308,99 +258,4 @@ fn family(registry: &mut Registry, name: &str, help: &str, label: &'static str, 
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn lines(metrics: &Metrics, start: &str) -> Vec<String> {
-        let start = format!("outbox_relay_{start}");
-        metrics.render().unwrap().lines().filter(|line| line.starts_with(&start)).map(str::to_owned).collect()
-    }
-
-    #[test]
-    fn names_are_those_of_the_contract() {
-        let metrics = Metrics::new();
-        metrics.slot_active.set(1.0);
-        for known in [&metrics.oldest_unconfirmed, &metrics.slot_safe_wal, &metrics.slot_retained_wal] {
-            known.set(1.0);
-        }
-        metrics.reconcile_last_success.set(1.0);
-        metrics.slot_confirmed_lag.set_bytes(1);
-        metrics.set_slot_wal_status(Some("reserved"));
-        metrics.dead_letters.of("too_large").inc();
-        metrics.set_outbox_rows(waiting::HELD, 7);
-        let page = metrics.render().unwrap();
-        for sample in [
-            "commit_to_ack_seconds_bucket{le=\"0.0005\"} 0",
-            "events_decoded_total 0",
-            "publishes_total{outcome=\"stored\"} 0",
-            "publish_duration_seconds_count 0",
-            "publishes_in_flight 0",
-            "oldest_unconfirmed_seconds 1.0",
-            "writeback_rows_total{status=\"completed\"} 0",
-            "writeback_duration_seconds_sum 0.0",
-            "retries_total 0",
-            "dead_letters_total{reason=\"too_large\"} 1",
-            "compensations_total{outcome=\"manual_required\"} 0",
-            "reconcile_last_success_timestamp_seconds 1.0",
-            "events_without_row_total 0",
-            "row_headers_dropped_total 0",
-            "leader 0",
-            "ready 0",
-            "slot_active 1.0",
-            "slot_confirmed_lag_bytes 1.0",
-            "slot_retained_wal_bytes 1.0",
-            "slot_safe_wal_bytes 1.0",
-            "slot_wal_status{status=\"reserved\"} 1.0",
-            "reconnects_total{peer=\"nats\"} 0",
-            "outbox_rows{status=\"held\"} 7.0",
-            concat!("build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"} 1"),
-        ] {
-            assert!(page.lines().any(|line| line == format!("outbox_relay_{sample}")), "{sample} in {page}");
-        }
-        assert!(page.contains("\noutbox_relay_start_timestamp_seconds 1"), "{page}");
-        assert!(page.ends_with("# EOF\n"));
-        assert_eq!(page.matches("# TYPE").count(), 25);
-    }
-
-    #[test]
-    fn what_is_not_known_is_absent_and_never_0() {
-        let metrics = Metrics::new();
-        let slot = || lines(&metrics, "slot_");
-        assert_eq!(slot(), [""; 0]);
-        metrics.slot_confirmed_lag.set_bytes(5 << 20);
-        metrics.set_slot_wal_status(Some("lost"));
-        assert!(slot().contains(&"outbox_relay_slot_confirmed_lag_bytes 5242880.0".to_owned()));
-        assert!(slot().contains(&"outbox_relay_slot_wal_status{status=\"lost\"} 1.0".to_owned()));
-        metrics.set_slot_wal_status(Some("new in 21"));
-        assert!(slot().contains(&"outbox_relay_slot_wal_status{status=\"unknown\"} 1.0".to_owned()));
-        assert!(slot().contains(&"outbox_relay_slot_wal_status{status=\"lost\"} 0.0".to_owned()));
-        metrics.forget_slot();
-        assert_eq!(slot(), [""; 0]);
-    }
-
-    #[test]
-    fn a_lost_slot_stays_lost_until_another_is_seen() {
-        let metrics = Metrics::new();
-        metrics.slot_confirmed_lag.set_bytes(0);
-        metrics.set_slot_wal_status(Some("lost"));
-        metrics.forget_slot();
-        assert_eq!((metrics.slot_wal_status(), metrics.slot_confirmed_lag.get()), (Some("lost"), None));
-        metrics.set_slot_wal_status(None);
-        assert_eq!(metrics.slot_wal_status(), None);
-    }
-
-    #[test]
-    fn handles_and_clones_feed_the_same_metric() {
-        let metrics = Metrics::new();
-        let stored = metrics.clone().publishes.of(outcome::STORED);
-        stored.inc();
-        metrics.publishes.of(outcome::STORED).inc();
-        metrics.commit_to_ack.observe(0.000_25);
-        assert!(
-            lines(&metrics, "publishes_total").contains(&r#"outbox_relay_publishes_total{outcome="stored"} 2"#.into())
-        );
-        let bucket = |le: &str, count: u32| format!("outbox_relay_commit_to_ack_seconds_bucket{{le=\"{le}\"}} {count}");
-        let buckets = lines(&metrics, "commit_to_ack_seconds_bucket");
-        assert!(buckets.contains(&bucket("0.0002", 0)) && buckets.contains(&bucket("0.0003", 1)), "{buckets:?}");
-    }
-}
+mod tests;

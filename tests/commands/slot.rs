@@ -100,13 +100,13 @@ async fn slots_are_listed_and_shown_as_the_server_has_them() {
     for version in PgVersion::ENDS {
         let scene = Scene::on(version, NatsVersion::V2_15).await;
         let (settings, name) = (&scene.settings, scene.database.slot.as_str());
-        assert_eq!(expect(settings, &["slot", "list", "--output", "json"], 0).await.json(), json!([]));
+        assert_eq!(expect(settings, &["slot", "list", "--output", "json"], 0).await.json(), json!({ "rows": [] }));
         let relay = scene.relay().await;
         scene.sql(INSERT).await;
         scene.wait_completed(20).await;
         let beside = format!("{}_beside", scene.database.name);
         scene.sql(&format!("SELECT pg_create_logical_replication_slot('{beside}', 'pgoutput')")).await;
-        let list = expect(settings, &["slot", "list", "--output", "json"], 0).await.json();
+        let list = expect(settings, &["slot", "list", "--output", "json"], 0).await.json()["rows"].take();
         assert_shape(&list, &json!([shape()]));
         let (mine, other) = (&list[1], &list[0]);
         assert_eq!((&mine["name"], &mine["ours"]), (&json!(name), &json!(true)));

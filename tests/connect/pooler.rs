@@ -54,7 +54,7 @@ async fn start(program: &Path, server: &Postgres, more: &str) -> Pooler {
     );
     let mut run = command(program, &folder, user.as_ref());
     run.arg(write("config", &config)).stdout(Stdio::null()).stderr(Stdio::null());
-    let mut process = Process::spawn(&mut run, Signal::QUIT);
+    let mut process = Process::spawn(&mut run, Signal::KILL);
     eventually(Duration::from_secs(20), "pgbouncer listens", async || {
         assert!(process.ended().is_none(), "pgbouncer ended: is port {port} taken?");
         tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_ok()

@@ -3,7 +3,7 @@
 use futures_util::StreamExt as _;
 use serde_json::{Value, json as value};
 
-use super::{Said, assert_one_line, json, listed, run, shape};
+use super::{Said, acted, assert_one_line, json, listed, run, shape};
 use crate::harness::nats::{Nats, NatsVersion, Space};
 use crate::harness::postgres::PgVersion;
 use crate::harness::scene::{DELIVERED, Scene};
@@ -81,7 +81,7 @@ async fn only_legal_changes_are_made_and_the_others_say_why() {
             ("pending 1".into(), "manual_required 3".into())
         );
 
-        let acts = json(&scene.settings, 0, &["compensations", "retry", "1", "4", "--yes"]).await;
+        let acts = acted(&scene.settings, 0, &["compensations", "retry", "1", "4", "--yes"]).await;
         assert_eq!(acts[1], value!({ "id": 4, "event_id": null, "outcome": "due", "detail": null }));
         assert_eq!((status(&scene, 1).await, status(&scene, 4).await), ("pending 1".into(), "pending 0".into()));
         json(&scene.settings, 0, &["compensations", "resolve", "1", "--by", "42", "--notes", "by hand"]).await;

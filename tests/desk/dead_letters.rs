@@ -5,11 +5,11 @@ use std::time::Duration;
 use async_nats::HeaderMap;
 use serde_json::{Value, json as value};
 
-use super::{PERMITTING, assert_one_line, insert, json, listed, refusing_scene, run, shape};
-use crate::harness::nats::NatsVersion;
+use super::{acted, assert_one_line, insert, json, listed, refusing_scene, run, shape};
+use crate::harness::nats::{NatsVersion, PERMITTING};
 use crate::harness::postgres::PgVersion;
 use crate::harness::process::free_port;
-use crate::harness::scene::{Scene, counter, publishes};
+use crate::harness::scene::{Scene, publishes};
 use crate::harness::wait::always;
 
 const QUIET: Duration = Duration::from_secs(1);
@@ -64,7 +64,7 @@ async fn exhausted_events_are_seen_and_replayed_within_the_duplicate_window() {
         insert(&scene, "C", "c", "refused", 3).await;
         scene.wait_number(DEAD, 2).await;
         scene.wait_completed(1).await;
-        assert_eq!(counter(&relay, "dead_letters{reason=\"permission_denied\"}").await, 2);
+        relay.wait_metric("outbox_relay_dead_letters_total{reason=\"permission_denied\"}", 2.0).await;
 
         let list = listed(&scene.settings, &["dead-letters", "list"]).await;
         assert_eq!(list.as_array().unwrap().len(), 2);
@@ -83,7 +83,7 @@ async fn exhausted_events_are_seen_and_replayed_within_the_duplicate_window() {
         scene.wait_number(DEAD, 3).await;
 
         nats.reload(PERMITTING).await;
-        let acts = json(&scene.settings, 0, &["dead-letters", "replay", "--all", "--yes"]).await;
+        let acts = acted(&scene.settings, 0, &["dead-letters", "replay", "--all", "--yes"]).await;
         assert_eq!(outcomes(&acts), ["replayed", "replayed"]);
         assert_eq!(shape(&acts[0]), "detail: text, event_id: text, id: number, outcome: text");
         scene.wait_completed(3).await;
@@ -119,7 +119,7 @@ async fn an_event_whose_message_was_removed_gets_a_new_id_within_the_window() {
         scene.wait_completed(1).await;
         assert_eq!((publishes(&relay, "duplicate").await, scene.count().await), (1, 0));
 
-        let acts = json(&scene.settings, 0, &["dead-letters", "replay", "2"]).await;
+        let acts = acted(&scene.settings, 0, &["dead-letters", "replay", "2"]).await;
         assert_eq!(outcomes(&acts), ["renamed"]);
         assert_eq!(acts[0]["detail"], "row 2 as second.r2");
         scene.wait_completed(2).await;
@@ -139,7 +139,7 @@ async fn an_event_that_the_stream_has_is_not_sent_again() {
     dead_row(&scene, "gone", "a").await;
     store(&scene, "gone").await;
     scene.sql("DELETE FROM outbox_events WHERE event_id = 'gone'").await;
-    let acts = json(&scene.settings, 0, &["dead-letters", "replay", "1", "2", "--yes"]).await;
+    let acts = acted(&scene.settings, 0, &["dead-letters", "replay", "1", "2", "--yes"]).await;
     assert_eq!(outcomes(&acts), ["stored", "stored"]);
     assert_eq!(acts[0]["detail"], "the stream has it at sequence 2; not sent again");
     assert_eq!((status(&scene, "had").await, scene.number(OPEN).await), ("completed".to_owned(), 0));
@@ -227,7 +227,7 @@ async fn nothing_is_replayed_where_the_stream_cannot_be_asked() {
     assert_one_line(&said, "--offline replays without asking");
     assert_eq!((scene.number(OPEN).await, status(&scene, "A").await), (1, "dead_letter".to_owned()));
     // A stream that is not there yet holds nothing: the relay makes it.
-    let acts = json(&scene.settings, 0, &["dead-letters", "replay", "1"]).await;
+    let acts = acted(&scene.settings, 0, &["dead-letters", "replay", "1"]).await;
     assert_eq!(outcomes(&acts), ["replayed"]);
 }
 
@@ -249,7 +249,7 @@ async fn an_event_whose_row_is_gone_is_made_anew() {
             .await;
         scene.wait_number(DEAD, 1).await;
         nats.reload(PERMITTING).await;
-        let acts = json(&settings, 0, &["dead-letters", "replay", "1"]).await;
+        let acts = acted(&settings, 0, &["dead-letters", "replay", "1"]).await;
         assert_eq!(outcomes(&acts), ["replayed"]);
         scene.wait_stored(1).await;
         let message = scene.stored().await.remove(0);
@@ -318,7 +318,7 @@ async fn they_are_put_away_with_a_note_and_wrong_ids_change_nothing() {
     run(&scene.settings, 4, &["dead-letters", "resolve", "1", "2", "--notes", "x"]).await;
     assert_eq!(scene.number(OPEN).await, 3);
     json(&scene.settings, 0, &["dead-letters", "resolve", "1", "--notes", "by hand"]).await;
-    let acts = json(&scene.settings, 1, &["dead-letters", "resolve", "1", "2", "--notes", "again", "--yes"]).await;
+    let acts = acted(&scene.settings, 1, &["dead-letters", "resolve", "1", "2", "--notes", "again", "--yes"]).await;
     assert_eq!(outcomes(&acts), ["left", "handled"]);
     let notes = "SELECT handler_notes FROM outbox_dead_letter WHERE handled AND handled_at <= now() ORDER BY id";
     assert_eq!(scene.texts(notes).await, ["by hand", "again"]);

@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json as value};
 
-use super::{PERMITTING, assert_one_line, insert, json, listed, refusing_scene, run, shape};
-use crate::harness::nats::NatsVersion;
+use super::{acted, assert_one_line, insert, json, listed, refusing_scene, run, shape};
+use crate::harness::nats::{NatsVersion, PERMITTING};
 use crate::harness::postgres::PgVersion;
 use crate::harness::process::free_port;
 use crate::harness::scene::{DELIVERED, Scene};
@@ -165,7 +165,7 @@ async fn a_retry_comes_at_once_and_a_held_row_cannot_overtake() {
     let held = "SELECT count(*) FROM outbox_events WHERE event_id = 'B' AND next_retry_at = 'infinity'";
     scene.wait_number(held, 1).await;
 
-    let acts = json(&slow, 1, &["events", "retry", "B"]).await;
+    let acts = acted(&slow, 1, &["events", "retry", "B"]).await;
     assert_eq!(acts[0]["outcome"], "left");
     let why = acts[0]["detail"].as_str().unwrap();
     assert!(why.contains("behind event 1, which failed 1 of 5 times") && why.contains("retry that one"), "{why}");
@@ -175,7 +175,7 @@ async fn a_retry_comes_at_once_and_a_held_row_cannot_overtake() {
     let twice = "SELECT retry_count::int8 FROM outbox_events WHERE event_id = 'A'";
     scene.wait_number(twice, 2).await;
     nats.reload(PERMITTING).await;
-    let acts = json(&slow, 0, &["events", "retry", "1"]).await;
+    let acts = acted(&slow, 0, &["events", "retry", "1"]).await;
     assert_eq!(acts, value!([{ "id": 1, "event_id": "A", "outcome": "due", "detail": null }]));
     scene.wait_completed(2).await;
     assert_eq!(scene.ids().await, ["A", "B"]);
@@ -194,16 +194,17 @@ async fn many_rows_are_retried_only_with_consent() {
         assert!(refused.err.contains("2 failed rows become due now"), "{}", refused.err);
         assert_eq!(scene.number(failed).await, 0);
     }
-    let none = json(&scene.settings, 0, &["events", "retry", "--all-failed", "--event-type", "other", "--reset"]).await;
+    let none =
+        acted(&scene.settings, 0, &["events", "retry", "--all-failed", "--event-type", "other", "--reset"]).await;
     assert_eq!(none, value!([]));
-    let acts = json(&scene.settings, 0, &["events", "retry", "--all-failed", "--reset", "--yes"]).await;
+    let acts = acted(&scene.settings, 0, &["events", "retry", "--all-failed", "--reset", "--yes"]).await;
     assert_eq!(events(&acts), ["sick"], "the second one of the aggregate has to wait");
     assert_eq!(scene.number(failed).await, 1);
     let wrong = run(&scene.settings, 1, &["events", "retry", "second", "no-such", "--yes"]).await;
     assert_one_line(&wrong, "there is no event \"no-such\"; nothing was done");
     // Without an order nobody waits.
     let none = scene.settings.clone().set("delivery.ordering", "none");
-    let acts = json(&none, 0, &["events", "retry", "second"]).await;
+    let acts = acted(&none, 0, &["events", "retry", "second"]).await;
     assert_eq!(acts[0]["outcome"], "due");
 }
 
@@ -253,4 +254,22 @@ async fn a_role_with_few_rights_is_enough() {
     listed(&desk, &["compensations", "list"]).await;
     json(&desk, 1, &["events", "retry", "A"]).await;
     scene.sql(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_stands_in_the_way_comes_with_what_to_do() {
+    let scene = Scene::on(PgVersion::V18, NatsVersion::V2_15).await;
+    let stranger = format!("{}_stranger", scene.database.name);
+    scene.sql(&format!("CREATE ROLE {stranger} LOGIN")).await;
+    let url = scene.database.url().replace("postgres@", &format!("{stranger}@"));
+    let with = |key: &str, value: &str| scene.settings.clone().set(key, value);
+    for (settings, words) in [
+        (with("source.table", "public.nowhere"), "run: outbox-relay migrate"),
+        (with("postgres.url", &url), "deploy/sql/roles.sql"),
+        (with("postgres.url", "postgres://postgres@127.0.0.1:1/postgres"), "postgres.url (or DATABASE_URL)"),
+    ] {
+        assert_one_line(&run(&settings, 1, &["events", "list"]).await, words);
+    }
+    let wrong = run(&scene.settings, 2, &["dead-letters", "replay", "not-a-number"]).await;
+    assert!(wrong.err.contains("`list` shows it"), "{}", wrong.err);
 }

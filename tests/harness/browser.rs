@@ -15,7 +15,7 @@ use super::wait::eventually_some;
 /// The longest that one command of the driver may take, on two busy cores.
 const COMMAND: Duration = Duration::from_mins(1);
 
-/// A browser with one page open. Dropping it ends both processes.
+/// A browser with one page open. Dropping it ends the browser and its driver.
 #[derive(Debug)]
 pub struct Browser {
     port: u16,
@@ -52,7 +52,8 @@ impl Browser {
         let out = std::fs::File::create(&log).unwrap();
         let mut run = command(&driver, &folder, None);
         run.arg("--port=0").stdout(out).stderr(Stdio::null());
-        let driver = Process::spawn(&mut run, Signal::TERM);
+        // One that ended in order would leave the browser behind.
+        let driver = Process::spawn(&mut run, Signal::KILL);
         let port = eventually_some(COMMAND, "the browser's driver listens", async || {
             let said = std::fs::read_to_string(&log).ok()?;
             let port: String = said.rsplit_once("on port ")?.1.chars().take_while(char::is_ascii_digit).collect();
@@ -132,7 +133,7 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // The driver ends the browser; were only the driver ended, the browser would stay.
+        // In order first: the browser's own helpers then end too.
         let _ = send(self.port, "DELETE", &format!("/session/{}", self.session), &json!({}));
     }
 }

@@ -34,7 +34,7 @@ const INSERT: &str = "WITH next AS (
 #[derive(Clone, Debug)]
 pub struct Outbox {
     url: String,
-    stream: String,
+    pub stream: String,
 }
 
 impl Outbox {

@@ -11,5 +11,6 @@ pub mod programs;
 pub mod proxy;
 pub mod relay;
 pub mod scene;
+pub mod server;
 pub mod stream;
 pub mod wait;

@@ -1,30 +1,29 @@
 //! nats-server with JetStream, of the tests' own.
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::PathBuf;
-use std::process::Stdio;
+use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use async_nats::jetstream::stream::{Config, DiscardPolicy};
 use rustix::process::Signal;
 use tokio::sync::OnceCell;
 
-use super::process::{Process, command, free_port, new_folder, tail};
+use super::process::command;
 pub use super::programs::NatsVersion;
+use super::server::Server;
 use super::wait::eventually;
 
-/// Starting, and reading back a large store, on two busy cores.
-const START: Duration = Duration::from_mins(1);
-const STOP: Duration = Duration::from_secs(30);
+/// Until a running server has read its configuration again, on two busy cores.
+const LOAD: Duration = Duration::from_mins(1);
 
 /// A running server. Dropping it stops the server and removes its store.
 #[derive(Debug)]
 pub struct Nats {
     version: NatsVersion,
-    home: PathBuf,
-    port: u16,
+    server: Server,
     config: String,
-    process: Option<Process>,
 }
 
 impl Nats {
@@ -36,15 +35,11 @@ impl Nats {
     /// The same with more lines of its configuration file, such as `max_payload: 2MB` or `authorization {…}`.
     /// What the harness sets itself is `listen`, `server_name` and `jetstream.store_dir`.
     pub async fn start_with(version: NatsVersion, config: &str) -> Self {
-        let home = new_folder("nats", None);
-        let mut server = Self { version, home, port: 0, config: config.to_owned(), process: None };
-        for _ in 0..3 {
-            server.port = free_port();
-            if server.try_start().await {
-                return server;
-            }
-        }
-        panic!("nats-server {} found no free port:\n{}", version.name(), tail(&server.log()));
+        let server = Server::new(&format!("nats-server-{}", version.name()), None, Signal::KILL);
+        let mut nats = Self { version, server, config: config.to_owned() };
+        let command = nats.command();
+        nats.server.start(command, ready).await;
+        nats
     }
 
     /// The server of this version that tests share, each with a [`Space`] of its own. It is never stopped or broken.
@@ -58,15 +53,15 @@ impl Nats {
     }
 
     pub fn port(&self) -> u16 {
-        self.port
+        self.server.port()
     }
 
     pub fn url(&self) -> String {
-        format!("nats://127.0.0.1:{}", self.port)
+        format!("nats://127.0.0.1:{}", self.port())
     }
 
     pub fn pid(&self) -> u32 {
-        self.process().pid()
+        self.server.process().pid()
     }
 
     /// A connection without credentials.
@@ -81,23 +76,23 @@ impl Nats {
 
     /// Everything that the server logged.
     pub fn log(&self) -> String {
-        String::from_utf8_lossy(&fs::read(self.home.join("log")).unwrap_or_default()).into_owned()
+        self.server.log()
     }
 
     /// An orderly stop.
     pub async fn stop(&mut self) {
-        self.end(Signal::TERM).await;
+        self.server.stop(Signal::TERM).await;
     }
 
     /// `kill -9`.
     pub async fn kill(&mut self) {
-        self.end(Signal::KILL).await;
+        self.server.stop(Signal::KILL).await;
     }
 
     /// Starts the stopped server again, on the same port and store.
     pub async fn start_again(&mut self) {
-        assert!(self.process.is_none(), "stop the server first");
-        assert!(self.try_start().await, "port {} was taken meanwhile:\n{}", self.port, tail(&self.log()));
+        let command = self.command();
+        self.server.start_again(command, ready).await;
     }
 
     /// Replaces the lines given to [`Self::start_with`], for the next [`Self::start_again`].
@@ -110,79 +105,55 @@ impl Nats {
         const LOADED: &str = "Reloaded server configuration";
         let loads = |server: &Self| server.log().matches(LOADED).count();
         self.configure(config);
-        self.write_config();
+        write_config(&self.server, &self.config);
         let before = loads(self);
         self.signal(Signal::HUP);
-        eventually(START, "nats-server loads its configuration", async || loads(self) > before).await;
+        eventually(LOAD, "nats-server loads its configuration", async || loads(self) > before).await;
     }
 
     /// Sends a signal, such as STOP or CONT.
     pub fn signal(&self, signal: Signal) {
-        self.process().signal(signal);
+        self.server.process().signal(signal);
     }
 
-    fn process(&self) -> &Process {
-        self.process.as_ref().expect("the server is stopped")
-    }
-
-    async fn end(&mut self, signal: Signal) {
-        let mut process = self.process.take().expect("the server is stopped already");
-        process.signal(signal);
-        process.wait(STOP, "nats-server").await;
-    }
-
-    /// Writes the configuration file; its path.
-    fn write_config(&self) -> PathBuf {
-        let file = self.home.join("nats.conf");
-        let port = self.port;
-        let store = self.home.join("store");
-        let config = format!(
-            "listen: \"127.0.0.1:{port}\"\nserver_name: \"it-{port}\"\njetstream {{ store_dir: \"{}\" }}\n{}\n",
-            store.display(),
-            self.config
-        );
-        fs::write(&file, config).expect("write nats.conf");
-        file
-    }
-
-    /// False when the port was not free; any other failure to start is the test's.
-    async fn try_start(&mut self) -> bool {
-        let file = self.write_config();
-        let log = File::options().create(true).append(true).open(self.home.join("log")).expect("open the log");
-        let seen = self.log().len();
-        let mut nats = command(&self.version.program(), &self.home, None);
-        nats.arg("--config").arg(file).stdout(Stdio::from(log.try_clone().expect("dup"))).stderr(Stdio::from(log));
-        let mut process = Process::spawn(&mut nats, Signal::KILL);
-        let mut running = false;
-        eventually(START, "nats-server is ready", async || {
-            running = self.log().get(seen..).is_some_and(|log| log.contains("Server is ready"));
-            running || process.ended().is_some()
-        })
-        .await;
-        if running {
-            self.process = Some(process);
-            return true;
+    /// How the server is started, from what it is now.
+    fn command(&self) -> impl Fn(&Server) -> Command + use<> {
+        let (program, config) = (self.version.program(), self.config.clone());
+        move |server| {
+            let mut nats = command(&program, server.home(), None);
+            nats.arg("--config").arg(write_config(server, &config));
+            nats
         }
-        let log = self.log();
-        let fresh = log.get(seen..).unwrap_or_default();
-        assert!(
-            fresh.contains("address already in use"),
-            "nats-server {} did not start:\n{}",
-            self.version.name(),
-            tail(fresh)
-        );
-        false
     }
 }
 
-impl Drop for Nats {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("--- the last of nats-server's log\n{}", tail(&self.log()));
-        }
-        self.process = None;
-        let _ = fs::remove_dir_all(&self.home);
-    }
+async fn ready(_: &Server, log: &str) -> bool {
+    log.contains("Server is ready")
+}
+
+/// Writes the configuration file; its path.
+fn write_config(server: &Server, more: &str) -> PathBuf {
+    let file = server.home().join("nats.conf");
+    let port = server.port();
+    let store = server.home().join("store");
+    let config = format!(
+        "listen: \"127.0.0.1:{port}\"\nserver_name: \"it-{port}\"\njetstream {{ store_dir: \"{}\" }}\n{more}\n",
+        store.display(),
+    );
+    fs::write(&file, config).expect("write nats.conf");
+    file
+}
+
+/// Everyone may do everything.
+pub const PERMITTING: &str = "authorization { users: [{ user: it, password: it }] }\nno_auth_user: it";
+
+/// Everyone may do everything but publish to this subject or filter.
+pub fn denying(subject: &str) -> String {
+    format!(
+        "authorization {{ users: [
+           {{ user: it, password: it, permissions: {{ publish: {{ deny: [\"{subject}\"] }} }} }}] }}
+         no_auth_user: it"
+    )
 }
 
 /// One test's part of a shared server.
@@ -205,6 +176,17 @@ impl Space {
     /// What the stream takes: `<prefix>.>`.
     pub fn subjects(&self) -> String {
         format!("{}.>", self.prefix)
+    }
+
+    /// A stream that takes so many messages and no more.
+    pub fn small_stream(&self, most: i64) -> Config {
+        Config {
+            name: self.stream.clone(),
+            subjects: vec![self.subjects()],
+            discard: DiscardPolicy::New,
+            max_messages: most,
+            ..Config::default()
+        }
     }
 
     /// The default template of the relay under this prefix.

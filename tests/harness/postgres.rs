@@ -3,23 +3,23 @@
 mod standby;
 
 use std::fmt::Write as _;
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::Signal;
 use tokio::sync::OnceCell;
 use tokio_postgres::{Client, NoTls};
 
-use super::process::{Process, User, command, free_port, give, new_folder, scratch, tail};
+use super::process::{User, command, give, new_folder, scratch};
 pub use super::programs::PgVersion;
+use super::server::Server;
 use super::wait::eventually;
 
-/// Starting, and recovery after a crash, on two busy cores.
-const START: Duration = Duration::from_secs(90);
-const STOP: Duration = Duration::from_mins(1);
+/// Until a running server has read its settings again, on two busy cores.
+const LOAD: Duration = Duration::from_mins(1);
 
 /// For every server; a test's own settings come after them and win. Disks are not synced: a test may kill a server,
 /// it never cuts the machine's power.
@@ -42,10 +42,8 @@ const SETTINGS: &[(&str, &str)] = &[
 pub struct Postgres {
     version: PgVersion,
     bin: PathBuf,
-    home: PathBuf,
-    port: u16,
+    server: Server,
     user: Option<User>,
-    process: Option<Process>,
 }
 
 impl Postgres {
@@ -53,18 +51,17 @@ impl Postgres {
     /// `postgres`, without a password from loopback and through the Unix socket.
     pub async fn start(version: PgVersion, settings: &[(&str, &str)]) -> Self {
         let template = template(version).await;
-        let user = User::instead_of_root();
-        let home = new_folder(&format!("postgres-{}", version.major()), user.as_ref());
-        let mut server = Self { version, bin: template.bin.clone(), home, port: 0, user, process: None };
+        let mut server = Self::new(version, &template.bin, "");
         server.copy_data(&template.data, settings).await;
-        for _ in 0..3 {
-            server.port = free_port();
-            server.set_port();
-            if server.try_start().await {
-                return server;
-            }
-        }
-        panic!("PostgreSQL {} found no free port:\n{}", version.major(), tail(&server.log()));
+        server.begin().await;
+        server
+    }
+
+    /// A server without data, not running yet.
+    fn new(version: PgVersion, bin: &Path, suffix: &str) -> Self {
+        let user = User::instead_of_root();
+        let name = format!("postgres-{}{suffix}", version.major());
+        Self { version, bin: bin.to_owned(), server: Server::new(&name, user.as_ref(), Signal::QUIT), user }
     }
 
     /// The server of this version that tests share, each with a [`Database`] of its own. It is never stopped, broken
@@ -93,17 +90,17 @@ impl Postgres {
     }
 
     pub fn port(&self) -> u16 {
-        self.port
+        self.server.port()
     }
 
     /// The URL of a database, over loopback TCP, as the superuser.
     pub fn url(&self, database: &str) -> String {
-        format!("postgres://postgres@127.0.0.1:{}/{database}", self.port)
+        format!("postgres://postgres@127.0.0.1:{}/{database}", self.port())
     }
 
     /// The connection string of a database through the Unix socket, as key=value.
     pub fn socket_url(&self, database: &str) -> String {
-        format!("host={} port={} user=postgres dbname={database}", self.home.display(), self.port)
+        socket_url(&self.server, database)
     }
 
     /// The folder with the programs: `pg_recvlogical`, `pgbench`, `psql` and so on.
@@ -112,12 +109,12 @@ impl Postgres {
     }
 
     pub fn data(&self) -> PathBuf {
-        self.home.join("data")
+        data(&self.server)
     }
 
     /// The postmaster's pid.
     pub fn pid(&self) -> u32 {
-        self.process().pid()
+        self.server.process().pid()
     }
 
     /// A connection to the database `postgres` as the superuser.
@@ -131,23 +128,23 @@ impl Postgres {
 
     /// Everything that the server logged.
     pub fn log(&self) -> String {
-        String::from_utf8_lossy(&fs::read(self.home.join("log")).unwrap_or_default()).into_owned()
+        self.server.log()
     }
 
     /// `pg_ctl stop -m fast`; how long that took.
     pub async fn stop_fast(&mut self) -> Duration {
-        self.stop(Signal::INT).await
+        self.server.stop(Signal::INT).await
     }
 
     /// `pg_ctl stop -m immediate`: a crash, as far as the data is concerned.
     pub async fn stop_immediate(&mut self) {
-        self.stop(Signal::QUIT).await;
+        self.server.stop(Signal::QUIT).await;
     }
 
     /// Starts the stopped server again, on the same port.
     pub async fn start_again(&mut self) {
-        assert!(self.process.is_none(), "stop the server first");
-        assert!(self.try_start().await, "port {} was taken meanwhile:\n{}", self.port, tail(&self.log()));
+        let command = self.command();
+        self.server.start_again(command, ready).await;
     }
 
     /// A fast stop and a start.
@@ -158,7 +155,7 @@ impl Postgres {
 
     /// Sends a signal to the postmaster alone. Its children go on: use [`Self::freeze`] to stop everything.
     pub fn signal(&self, signal: Signal) {
-        self.process().signal(signal);
+        self.server.process().signal(signal);
     }
 
     /// SIGSTOP for the postmaster and every child it has.
@@ -200,15 +197,11 @@ impl Postgres {
         let loaded = "SELECT pg_conf_load_time()::text";
         let before: String = client.query_one(loaded, &[]).await.expect("load time").get(0);
         client.batch_execute("SELECT pg_reload_conf()").await.expect("pg_reload_conf");
-        eventually(STOP, "the settings are loaded again", async || {
+        eventually(LOAD, "the settings are loaded again", async || {
             let client = connect(&self.socket_url("postgres")).await;
             client.query_one(loaded, &[]).await.expect("load time").get::<_, String>(0) != before
         })
         .await;
-    }
-
-    fn process(&self) -> &Process {
-        self.process.as_ref().expect("the server is stopped")
     }
 
     fn signal_all(&self, signal: Signal) {
@@ -221,19 +214,11 @@ impl Postgres {
         }
     }
 
-    async fn stop(&mut self, signal: Signal) -> Duration {
-        let start = Instant::now();
-        let mut process = self.process.take().expect("the server is stopped already");
-        process.signal(signal);
-        process.wait(STOP, "PostgreSQL").await;
-        start.elapsed()
-    }
-
     async fn copy_data(&self, template: &Path, settings: &[(&str, &str)]) {
-        let mut copy = command(Path::new("cp"), &self.home, self.user.as_ref());
+        let mut copy = command(Path::new("cp"), self.server.home(), self.user.as_ref());
         run(copy.arg("-a").arg(template).arg(self.data())).await;
         let mut config = fs::read_to_string(self.data().join("postgresql.conf")).expect("postgresql.conf");
-        let home = self.home.display();
+        let home = self.server.home().display();
         let _ = writeln!(config, "\nunix_socket_directories = '{home}'");
         for (name, value) in SETTINGS.iter().chain(settings) {
             let _ = writeln!(config, "{name} = '{}'", value.replace('\'', "''"));
@@ -241,51 +226,33 @@ impl Postgres {
         self.write("postgresql.conf", config.as_bytes());
     }
 
-    fn set_port(&self) {
-        let path = self.data().join("postgresql.conf");
-        let config = fs::read_to_string(&path).expect("postgresql.conf");
-        self.write("postgresql.conf", format!("{config}port = {}\n", self.port).as_bytes());
+    /// Starts it for the first time.
+    async fn begin(&mut self) {
+        let command = self.command();
+        self.server.start(command, ready).await;
     }
 
-    /// False when the port was not free; any other failure to start is the test's.
-    async fn try_start(&mut self) -> bool {
-        let log = File::options().create(true).append(true).open(self.home.join("log")).expect("open the log");
-        let seen = self.log().len();
-        let mut postgres = command(&self.bin.join("postgres"), &self.home, self.user.as_ref());
-        postgres.arg("-D").arg(self.data());
-        postgres.stdout(Stdio::from(log.try_clone().expect("dup"))).stderr(Stdio::from(log));
-        let mut process = Process::spawn(&mut postgres, Signal::QUIT);
-        let url = self.socket_url("postgres");
-        let mut running = false;
-        eventually(START, "PostgreSQL accepts connections", async || {
-            running = tokio_postgres::connect(&url, NoTls).await.is_ok();
-            running || process.ended().is_some()
-        })
-        .await;
-        if running {
-            self.process = Some(process);
-            return true;
+    /// How the server is started, from what it is now.
+    fn command(&self) -> impl Fn(&Server) -> Command + use<> {
+        let (program, user) = (self.bin.join("postgres"), self.user.clone());
+        move |server| {
+            let mut postgres = command(&program, server.home(), user.as_ref());
+            postgres.arg("-D").arg(data(server)).arg("-p").arg(server.port().to_string());
+            postgres
         }
-        let log = self.log();
-        let fresh = log.get(seen..).unwrap_or_default();
-        assert!(
-            fresh.contains("Address already in use"),
-            "PostgreSQL {} did not start:\n{}",
-            self.version.major(),
-            tail(fresh)
-        );
-        false
     }
 }
 
-impl Drop for Postgres {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("--- the last of PostgreSQL's log\n{}", tail(&self.log()));
-        }
-        self.process = None;
-        let _ = fs::remove_dir_all(&self.home);
-    }
+fn data(server: &Server) -> PathBuf {
+    server.home().join("data")
+}
+
+fn socket_url(server: &Server, database: &str) -> String {
+    format!("host={} port={} user=postgres dbname={database}", server.home().display(), server.port())
+}
+
+async fn ready(server: &Server, _: &str) -> bool {
+    tokio_postgres::connect(&socket_url(server, "postgres"), NoTls).await.is_ok()
 }
 
 /// A database of a shared server. Slots and roles are the whole server's, so their names are unique too.
@@ -327,7 +294,7 @@ impl Drop for Database {
             ),
             format!("DROP DATABASE \"{}\" WITH (FORCE)", self.name),
         ];
-        let mut psql = command(&self.server.bin.join("psql"), &self.server.home, None);
+        let mut psql = command(&self.server.bin.join("psql"), self.server.server.home(), None);
         psql.args(["-X", "-q", "-d"]).arg(self.server.socket_url("postgres"));
         for statement in &sql {
             psql.args(["-c", statement]);
@@ -380,7 +347,7 @@ async fn reachable(bin: &Path, home: &Path, user: Option<&User>) -> PathBuf {
     copy.join("bin")
 }
 
-async fn run(command: &mut std::process::Command) {
+async fn run(command: &mut Command) {
     let what = format!("{command:?}");
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let child = child.unwrap_or_else(|error| panic!("cannot start {what}: {error}"));

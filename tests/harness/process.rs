@@ -1,8 +1,9 @@
 //! Child processes that never outlive the tests, and the folder that everything they write is in.
 //!
-//! Each process is ended by its own pid when its guard is dropped. For what no guard reaches (servers shared through
-//! a static, a test binary that is killed) one shell waits for the end of this process, ends what is left, and
-//! removes the folder.
+//! Each process leads a group of its own, so that Ctrl-C reaches the tests first, and so that what it started (a
+//! browser) ends with it: the group is ended when the guard is dropped. For what no guard reaches (servers shared
+//! through a static, a test binary that is killed) one shell waits for the end of this process, ends what is left,
+//! and removes the folder.
 
 use std::fs;
 use std::io;
@@ -14,7 +15,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use super::wait::eventually_some;
 
@@ -32,10 +33,11 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts `command`. `end` is the signal that makes it leave at once without leaving children behind.
+    /// Starts `command`. `end` is the signal that makes its group leave at once and whole.
     pub fn spawn(command: &mut Command, end: Signal) -> Self {
         let child = command
             .stdin(Stdio::null())
+            .process_group(0)
             .spawn()
             .unwrap_or_else(|error| panic!("cannot start {}: {error}", command.get_program().display()));
         let pid = Pid::from_child(&child);
@@ -56,10 +58,19 @@ impl Process {
     /// Sends a signal. A process that has ended already does not mind.
     pub fn signal(&self, signal: Signal) {
         if self.status.is_none() {
-            match kill_process(self.pid, signal) {
-                Ok(()) | Err(rustix::io::Errno::SRCH) => {}
-                Err(error) => panic!("cannot send {signal:?} to {}: {error}", self.pid()),
-            }
+            self.sent(signal, kill_process(self.pid, signal));
+        }
+    }
+
+    /// Sends a signal to it and to what it started.
+    fn signal_group(&self, signal: Signal) {
+        self.sent(signal, kill_process_group(self.pid, signal));
+    }
+
+    fn sent(&self, signal: Signal, result: rustix::io::Result<()>) {
+        match result {
+            Ok(()) | Err(rustix::io::Errno::SRCH) => {}
+            Err(error) => panic!("cannot send {signal:?} to {}: {error}", self.pid()),
         }
     }
 
@@ -80,12 +91,12 @@ impl Process {
     }
 
     fn end(&mut self) {
-        self.signal(Signal::CONT);
-        self.signal(self.end);
+        self.signal_group(Signal::CONT);
+        self.signal_group(self.end);
         let start = Instant::now();
         while self.ended().is_none() {
             if start.elapsed() > END {
-                self.signal(Signal::KILL);
+                self.signal_group(Signal::KILL);
             }
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -123,11 +134,10 @@ impl User {
     }
 }
 
-/// A command in `folder`, as `user`, in a process group of its own (so that Ctrl-C reaches the tests first), without
-/// the settings of libpq that whoever runs the tests may have.
+/// A command in `folder`, as `user`, without the settings of libpq that whoever runs the tests may have.
 pub fn command(program: &Path, folder: &Path, user: Option<&User>) -> Command {
     let mut command = Command::new(program);
-    command.current_dir(folder).stdin(Stdio::null()).process_group(0).env("LC_ALL", "C").env_remove("TZ");
+    command.current_dir(folder).stdin(Stdio::null()).env("LC_ALL", "C").env_remove("TZ");
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("PG") {
             command.env_remove(name);
@@ -184,12 +194,12 @@ const CARETAKER: &str = r#"
     while read -r _; do :; done
     cd "$1/processes" || exit
     for pid in *; do
-        [ -f "$pid" ] && kill -CONT "$pid" && kill -"$(cat "$pid")" "$pid"
+        [ -f "$pid" ] && kill -CONT "-$pid" && kill -"$(cat "$pid")" "-$pid"
     done
     for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
         alive=
         for pid in *; do
-            [ -f "$pid" ] && kill -0 "$pid" && alive="$alive $pid"
+            [ -f "$pid" ] && kill -0 "-$pid" && alive="$alive -$pid"
         done
         [ -z "$alive" ] && break
         sleep 0.1

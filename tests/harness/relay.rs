@@ -175,6 +175,11 @@ impl Relay {
         body.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.trim().parse().ok())
     }
 
+    /// Waits for a value of a metric: what is counted once it is committed can be seen in the table a moment earlier.
+    pub async fn wait_metric(&self, series: &str, value: f64) {
+        eventually(READY, &format!("{series} is {value}"), async || self.metric(series).await == Some(value)).await;
+    }
+
     /// Waits until `/readyz` answers 200 with something else than `standby`: the slot is held and rows flow. Panics
     /// when the relay ends, or after [`READY`].
     pub async fn wait_ready(&mut self) {

@@ -1,28 +1,29 @@
 //! `outbox-relay compensations retry`, `resolve` and `abandon`
 
 use super::super::consent::Consent;
-use super::super::desk::{Act, due, refusal, report};
+use super::super::desk::{Act, id, refusal, report};
+use super::super::human::due;
 use super::super::output::Format;
-use super::super::{Failure, block_on, servers};
+use super::super::{Failure, servers};
 use crate::config::Settings;
 use crate::postgres::outbox::desk::{CompensationStory, Desk};
 
 const RETRY_HELP: &str = "\
 The relay asks the service at its next pass, before any later date. More than one wants --yes, or a yes on the terminal.
 
-Example
+Example:
   outbox-relay compensations retry 5";
 
 const RESOLVE_HELP: &str = "\
 More than one wants --yes, or a yes on the terminal.
 
-Example
+Example:
   outbox-relay compensations resolve 5 --by 42 --notes \"refunded by hand\"";
 
 const ABANDON_HELP: &str = "\
 This is final, and wants --yes, or a yes on the terminal.
 
-Example
+Example:
   outbox-relay compensations abandon 5 --notes \"the customer is gone\" --yes";
 
 #[derive(clap::Args)]
@@ -58,7 +59,7 @@ pub struct Abandon {
 #[derive(clap::Args)]
 struct Which {
     /// The compensations, by their ids
-    #[arg(value_name = "ID", required = true)]
+    #[arg(value_name = "ID", required = true, value_parser = id)]
     ids: Vec<i64>,
     #[command(flatten)]
     consent: Consent,
@@ -101,9 +102,7 @@ impl Which {
         is_final: bool,
         change: &impl AsyncFn(&Desk<'_>, i64) -> Result<bool, Failure>,
     ) -> Result<(), Failure> {
-        let acts = block_on(async {
-            let connection = servers::tables(settings, command).await?;
-            let desk = Desk::new(&connection.client, &settings.source.table);
+        let acts = servers::at_desk(settings, command, async |desk| {
             let mut ids = self.ids.clone();
             ids.sort_unstable();
             ids.dedup();

@@ -2,11 +2,12 @@
 
 use std::io;
 
-use super::super::desk::{Paging, due, fields, human, page_json, say_how_to_go_on, shorten};
+use super::super::desk::{Paging, fields, id, print_page, shorten};
+use super::super::human::{due, span};
 use super::super::output::{self, Format};
-use super::super::{Failure, block_on, servers};
+use super::super::{Failure, servers};
 use crate::config::Settings;
-use crate::postgres::outbox::desk::{CompensationFilter, CompensationRow, CompensationStory, Desk};
+use crate::postgres::outbox::desk::{CompensationFilter, CompensationRow, CompensationStory};
 
 const STATUSES: [&str; 5] = ["pending", "retrying", "resolved", "manual_required", "abandoned"];
 
@@ -15,7 +16,7 @@ Example: what waits for a person
   outbox-relay compensations list --status manual_required";
 
 const SHOW_HELP: &str = "\
-Example
+Example:
   outbox-relay compensations show 5 --payload";
 
 #[derive(clap::Args)]
@@ -38,21 +39,11 @@ impl List {
     pub fn run(self, settings: &Settings) -> Result<(), Failure> {
         let Self { status, batch, operation, paging } = self;
         let filter = CompensationFilter { status, batch_id: batch, operation_type: operation };
-        let page = block_on(async {
-            let connection = servers::tables(settings, "compensations list").await?;
-            let desk = Desk::new(&connection.client, &settings.source.table);
-            Ok::<_, Failure>(desk.compensations(&filter, paging.after, paging.limit()).await?)
+        let page = servers::at_desk(settings, "compensations list", async |desk| {
+            Ok(desk.compensations(&filter, paging.after, paging.limit()).await?)
         })?;
-        let mut out = io::stdout().lock();
-        match paging.output {
-            Format::Json => page_json(&mut out, &page)?,
-            Format::Table => {
-                let rows: Vec<_> = page.rows.iter().map(cells).collect();
-                let heading = ["ID", "BATCH", "ITEM", "OPERATION", "STATUS", "TRIES", "AGE", "NEXT", "REASON"];
-                output::table(&mut out, heading, &rows)?;
-            }
-        }
-        Ok(say_how_to_go_on(page.end)?)
+        let heading = ["ID", "BATCH", "ITEM", "OPERATION", "STATUS", "TRIES", "AGE", "NEXT", "REASON"];
+        print_page(&page, paging.output, heading, cells)
     }
 }
 
@@ -66,7 +57,7 @@ fn cells(row: &CompensationRow) -> [String; 9] {
         row.operation_type.clone(),
         row.status.clone(),
         format!("{}/{}", row.retry_count, row.max_retries),
-        row.age_seconds.map(human).unwrap_or_default(),
+        row.age_seconds.map(span).unwrap_or_default(),
         due(row.next_retry_seconds),
         shorten(reason.rsplit("; ").next().unwrap_or_default()),
     ]
@@ -75,6 +66,8 @@ fn cells(row: &CompensationRow) -> [String; 9] {
 #[derive(clap::Args)]
 #[command(after_help = SHOW_HELP)]
 pub struct Show {
+    /// The compensation, by its id
+    #[arg(value_parser = id)]
     id: i64,
     /// Print the item's payload as well
     #[arg(long)]
@@ -85,18 +78,11 @@ pub struct Show {
 
 impl Show {
     pub fn run(self, settings: &Settings) -> Result<(), Failure> {
-        let story = block_on(async {
-            let connection = servers::tables(settings, "compensations show").await?;
-            let desk = Desk::new(&connection.client, &settings.source.table);
+        let story = servers::at_desk(settings, "compensations show", async |desk| {
             let story = desk.compensation(self.id, self.payload).await?;
             story.ok_or_else(|| Failure::Unfit(format!("there is no compensation {}", self.id)))
         })?;
-        let mut out = io::stdout().lock();
-        let printed = match self.output {
-            Format::Json => output::json(&mut out, &story),
-            Format::Table => print(&story, &mut out),
-        };
-        Ok(printed?)
+        Ok(output::print(&story, self.output, print)?)
     }
 }
 

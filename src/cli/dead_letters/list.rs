@@ -1,13 +1,12 @@
 //! `outbox-relay dead-letters list`
 
-use std::io;
 use std::time::Duration;
 
-use super::super::desk::{Aggregate, Paging, duration, human, page_json, parts, say_how_to_go_on, short_error};
-use super::super::output::{self, Format};
-use super::super::{Failure, block_on, servers};
+use super::super::desk::{Aggregate, Paging, duration, parts, print_page, short_error};
+use super::super::human::span;
+use super::super::{Failure, servers};
 use crate::config::Settings;
-use crate::postgres::outbox::desk::{DeadLetterFilter, DeadLetterRow, Desk};
+use crate::postgres::outbox::desk::{DeadLetterFilter, DeadLetterRow};
 
 const HELP: &str = "\
 ROW is the event's row in the outbox and its status now, if it is still there.
@@ -74,21 +73,11 @@ pub struct List {
 impl List {
     pub fn run(self, settings: &Settings) -> Result<(), Failure> {
         let filter = self.which.filter(self.handled);
-        let page = block_on(async {
-            let connection = servers::tables(settings, "dead-letters list").await?;
-            let desk = Desk::new(&connection.client, &settings.source.table);
-            Ok::<_, Failure>(desk.dead_letters(&filter, self.paging.after, self.paging.limit()).await?)
+        let page = servers::at_desk(settings, "dead-letters list", async |desk| {
+            Ok(desk.dead_letters(&filter, self.paging.after, self.paging.limit()).await?)
         })?;
-        let mut out = io::stdout().lock();
-        match self.paging.output {
-            Format::Json => page_json(&mut out, &page)?,
-            Format::Table => {
-                let rows: Vec<_> = page.rows.iter().map(cells).collect();
-                let heading = ["ID", "EVENT ID", "AGGREGATE", "TYPE", "DEAD FOR", "TRIES", "ROW", "REASON", "NOTES"];
-                output::table(&mut out, heading, &rows)?;
-            }
-        }
-        Ok(say_how_to_go_on(page.end)?)
+        let heading = ["ID", "EVENT ID", "AGGREGATE", "TYPE", "DEAD FOR", "TRIES", "ROW", "REASON", "NOTES"];
+        print_page(&page, self.paging.output, heading, cells)
     }
 }
 
@@ -99,7 +88,7 @@ fn cells(letter: &DeadLetterRow) -> [String; 9] {
         letter.event_id.clone(),
         format!("{tenant}{}/{}", letter.aggregate_type, letter.aggregate_id),
         letter.event_type.clone(),
-        letter.age_seconds.map(human).unwrap_or_default(),
+        letter.age_seconds.map(span).unwrap_or_default(),
         letter.retry_count.to_string(),
         row_in_words(letter),
         short_error(letter.error_code.as_deref(), letter.error_message.as_deref()),

@@ -6,9 +6,9 @@ use std::collections::HashSet;
 
 use self::way::Ways;
 use super::super::consent::Consent;
-use super::super::desk::{Act, report};
+use super::super::desk::{Act, id, report};
 use super::super::output::Format;
-use super::super::{Failure, block_on, servers};
+use super::super::{Failure, servers};
 use super::list::Which;
 use crate::config::{Ordering, Settings};
 use crate::postgres::outbox::desk::{Candidate, Desk, Replay as Way};
@@ -41,10 +41,10 @@ Example: all that a missing permission killed within a day
   outbox-relay dead-letters replay --all --reason permission_denied --since 1d --yes";
 
 #[derive(clap::Args)]
-#[command(after_long_help = HELP, after_help = "`--help` says how order and ids are kept")]
+#[command(after_long_help = HELP, after_help = "Example (--help says how order and ids are kept):\n  outbox-relay dead-letters replay 17")]
 pub struct Replay {
     /// The dead letters, by their ids
-    #[arg(value_name = "ID", required_unless_present = "all", conflicts_with = "all")]
+    #[arg(value_name = "ID", required_unless_present = "all", conflicts_with = "all", value_parser = id)]
     ids: Vec<i64>,
     /// All that were not handled, and that the other options mean
     #[arg(long)]
@@ -65,9 +65,7 @@ pub struct Replay {
 
 impl Replay {
     pub fn run(self, settings: &Settings) -> Result<(), Failure> {
-        let acts = block_on(async {
-            let connection = servers::tables(settings, "dead-letters replay").await?;
-            let desk = Desk::new(&connection.client, &settings.source.table);
+        let acts = servers::at_desk(settings, "dead-letters replay", async |desk| {
             if self.all { self.all(settings, &desk).await } else { self.named(settings, &desk).await }
         })?;
         report(&acts, self.output)

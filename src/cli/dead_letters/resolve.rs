@@ -1,23 +1,22 @@
 //! `outbox-relay dead-letters resolve`
 
 use super::super::consent::Consent;
-use super::super::desk::{Act, report};
+use super::super::desk::{Act, id, report};
 use super::super::output::Format;
-use super::super::{Failure, block_on, servers};
+use super::super::{Failure, servers};
 use crate::config::Settings;
-use crate::postgres::outbox::desk::Desk;
 
 const HELP: &str = "\
 The event itself is not touched. More than one dead letter wants --yes, or a yes on the terminal.
 
-Example
+Example:
   outbox-relay dead-letters resolve 17 --notes \"sent by hand, ticket 4711\"";
 
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Resolve {
     /// The dead letters, by their ids
-    #[arg(value_name = "ID", required = true)]
+    #[arg(value_name = "ID", required = true, value_parser = id)]
     ids: Vec<i64>,
     /// What was done, for others to read
     #[arg(long, value_name = "TEXT")]
@@ -30,9 +29,7 @@ pub struct Resolve {
 
 impl Resolve {
     pub fn run(self, settings: &Settings) -> Result<(), Failure> {
-        let acts = block_on(async {
-            let connection = servers::tables(settings, "dead-letters resolve").await?;
-            let desk = Desk::new(&connection.client, &settings.source.table);
+        let acts = servers::at_desk(settings, "dead-letters resolve", async |desk| {
             let known = desk.known_dead_letters(&self.ids).await?;
             if let Some(unknown) = self.ids.iter().find(|id| !known.contains(id)) {
                 return Err(Failure::Unfit(format!("there is no dead letter {unknown}; nothing was done")));

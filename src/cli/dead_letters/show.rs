@@ -2,20 +2,22 @@
 
 use std::io;
 
-use super::super::desk::fields;
+use super::super::desk::{fields, id};
 use super::super::output::{self, Format};
-use super::super::{Failure, block_on, servers};
+use super::super::{Failure, servers};
 use super::list::row_in_words;
 use crate::config::Settings;
-use crate::postgres::outbox::desk::{DeadLetterStory, Desk};
+use crate::postgres::outbox::desk::DeadLetterStory;
 
 const HELP: &str = "\
-Example
+Example:
   outbox-relay dead-letters show 17 --payload";
 
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Show {
+    /// The dead letter, by its id
+    #[arg(value_parser = id)]
     id: i64,
     /// Print the payload as well
     #[arg(long)]
@@ -26,18 +28,11 @@ pub struct Show {
 
 impl Show {
     pub fn run(self, settings: &Settings) -> Result<(), Failure> {
-        let story = block_on(async {
-            let connection = servers::tables(settings, "dead-letters show").await?;
-            let desk = Desk::new(&connection.client, &settings.source.table);
+        let story = servers::at_desk(settings, "dead-letters show", async |desk| {
             let story = desk.dead_letter(self.id, self.payload).await?;
             story.ok_or_else(|| Failure::Unfit(format!("there is no dead letter {}", self.id)))
         })?;
-        let mut out = io::stdout().lock();
-        let printed = match self.output {
-            Format::Json => output::json(&mut out, &story),
-            Format::Table => print(&story, &mut out),
-        };
-        Ok(printed?)
+        Ok(output::print(&story, self.output, print)?)
     }
 }
 

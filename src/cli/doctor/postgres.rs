@@ -10,11 +10,12 @@ use crate::cli::Failure;
 use crate::config::{OnSuccess, Settings};
 use crate::postgres::checks::{self, ServerFault};
 use crate::postgres::connect::{self, ConnectError, ConnectErrorKind, Session, Target};
-use crate::postgres::facts::{Outbox, Pins, Rows, Server, Slot, Standbys, State, replication};
+use crate::postgres::facts::{Outbox, Pins, Rows, Server, Standbys, replication};
 use crate::postgres::migrate::{self, MigrateError};
-use crate::postgres::outbox::Tables;
-use crate::postgres::remedies;
-use crate::postgres::slot::{check_publication, missing_grants, missing_schema_grant};
+use crate::postgres::outbox::{RelayState, StateRow, Tables};
+use crate::postgres::publication::check as check_publication;
+use crate::postgres::slot::detail::{self, SlotDetail};
+use crate::postgres::{grants, remedies};
 use crate::relay;
 
 /// What the judgement of the stream needs of the database.
@@ -22,7 +23,7 @@ use crate::relay;
 pub struct Database {
     /// The session's `wal_sender_timeout`, as the relay bounds it.
     pub sender_timeout: Option<Duration>,
-    pub state: Option<State>,
+    pub state: Option<StateRow>,
 }
 
 /// Examines PostgreSQL. An error is one of the settings.
@@ -71,7 +72,7 @@ fn refused(error: &ConnectError, target: &Target, chart: &mut Chart) {
                     .sql(remedies::reload())
             }
         }
-        _ => finding.step(error.advice().unwrap_or("see that the server of postgres.url runs and can be reached")),
+        _ => finding.step(error.advice().unwrap_or("see that the server runs")),
     };
     chart.check(if error.is_transient() { "postgres-unreachable" } else { "postgres-refused" }, [finding]);
 }
@@ -105,7 +106,7 @@ impl Examiner<'_> {
         let found = if server.state.standby {
             None
         } else {
-            seen(Slot::read(self.client, &self.settings.source.slot).await, "slot-missing", "slot", chart)
+            seen(detail::slot(self.client, &self.settings.source.slot).await, "slot-missing", "slot", chart)
         };
         server::judge(&server, found.as_ref().is_some_and(Option::is_some), self.settings, chart);
         // A standby has the primary's tables; how they stand is seen there.
@@ -115,8 +116,8 @@ impl Examiner<'_> {
         let tables = Tables::of(&self.settings.source.table);
         let usable = self.tables(&server, &tables, chart).await;
         if usable {
-            let state = State::read(self.client, &tables, &self.settings.source.slot).await;
-            database.state = seen(state, "needs-drain", "outbox_relay_state", chart).flatten();
+            let state = RelayState { client: self.client, tables: &tables, slot: &self.settings.source.slot };
+            database.state = seen(state.find().await, "needs-drain", "outbox_relay_state", chart).flatten();
         }
         let slot = found.flatten();
         let own_name = self.target.application_name().unwrap_or(relay::APPLICATION);
@@ -135,7 +136,7 @@ impl Examiner<'_> {
             match replication(self.target).await {
                 Ok(Ok(other)) => {
                     chart.check("replication-refused", None);
-                    chart.check("servers-differ", differ(server, &other.identity));
+                    chart.check("servers-differ", differ(server, &other));
                 }
                 Ok(Err(error)) => chart.unseen("servers-differ", "server", &error.to_string(), None),
                 Err(error) => {
@@ -177,7 +178,8 @@ impl Examiner<'_> {
     async fn tables(&self, server: &Server, tables: &Tables, chart: &mut Chart) -> bool {
         chart.area("Tables");
         let (client, source) = (self.client, &self.settings.source);
-        let grant = seen(missing_schema_grant(client, &source.table).await, "schema-usage", "schema", chart).flatten();
+        let grant =
+            seen(grants::missing_on_schema(client, &source.table).await, "schema-usage", "schema", chart).flatten();
         let state = match (&grant, migrate::state(client, &source.table).await) {
             (None, Ok(state)) => state,
             (_, Err(MigrateError::Database { source: error, .. })) if grant.is_none() => {
@@ -200,7 +202,7 @@ impl Examiner<'_> {
         }
         let deletes =
             self.settings.writeback.on_success == OnSuccess::Delete || self.settings.reconcile.retention.is_some();
-        let grants = missing_grants(client, tables, deletes, self.settings.compensation.enabled).await;
+        let grants = grants::missing(client, tables, deletes, self.settings.compensation.enabled).await;
         let grants = seen(grants, "grants", "tables", chart);
         if let Some(grants) = &grants {
             schema::judge_grants(grants, chart);
@@ -218,7 +220,7 @@ impl Examiner<'_> {
         grants.is_some_and(|grants| grants.is_empty())
     }
 
-    async fn neighbours(&self, server: &Server, slot: Option<&Slot>, chart: &mut Chart) {
+    async fn neighbours(&self, server: &Server, slot: Option<&SlotDetail>, chart: &mut Chart) {
         let read = Pins::read(self.client, &self.settings.source.slot, self.patience).await;
         if let Some(pins) = seen(read, "long-transaction", "sessions", chart) {
             pins::judge(&pins, server, self.settings, chart);

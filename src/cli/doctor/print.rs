@@ -34,6 +34,13 @@ fn table(out: &mut impl Write, chart: &Chart) -> io::Result<()> {
     let count = |severity| chart.findings.iter().filter(|finding| finding.severity == severity).count();
     let (errors, warnings, notes) = (count(Severity::Error), count(Severity::Warning), count(Severity::Note));
     let fine = chart.checked.len();
+    let mut mends = chart.findings.iter().flat_map(|finding| &finding.mend);
+    if mends.any(|mend| matches!(&mend.act, Act::Command(text) if text.starts_with("outbox-relay "))) {
+        writeln!(
+            out,
+            "run commands of outbox-relay with the settings of this one: the same --config, variables and flags"
+        )?;
+    }
     writeln!(out, "errors: {errors}, warnings: {warnings}, notes: {notes}; checks that found nothing: {fine}")
 }
 

@@ -2,7 +2,7 @@
 
 use super::chart::{Chart, Finding};
 use crate::config::Settings;
-use crate::postgres::slot::{PublicationFault, PublicationFlaw};
+use crate::postgres::publication::{PublicationFault, PublicationFlaw};
 
 /// Looks at the publication. `may_publish`: whether the relay can make it.
 pub fn judge(
@@ -23,7 +23,8 @@ pub fn judge(
             }
             let why = "the relay cannot make it: its role must own the table and may CREATE in the database, and \
                        source.create must be true";
-            Finding::error(object(), "it does not exist", why).sql(fault.mend())
+            let finding = Finding::error(object(), "it does not exist", why);
+            if may_publish { finding.command("outbox-relay publication create") } else { finding.sql(fault.mend()) }
         }),
     );
     let fault_id = |fault: &PublicationFault| match fault {

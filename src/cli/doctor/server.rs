@@ -127,7 +127,7 @@ fn unlimited(server: &Server) -> Option<Finding> {
     (server.number(NAME)? < 0).then(|| {
         let why = "while no relay runs, its slot lets the log grow until the disk is full";
         Finding::note(NAME, "slots may hold back any amount of the log", why)
-            .mends(parameters::set(server, NAME, "10240"))
+            .mends(parameters::set(server, NAME, "10GB"))
     })
 }
 

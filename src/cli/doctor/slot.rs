@@ -2,23 +2,25 @@
 
 use super::chart::{Chart, Finding};
 use crate::config::Settings;
-use crate::postgres::facts::{Server, Slot, State};
+use crate::postgres::facts::Server;
+use crate::postgres::outbox::StateRow;
 use crate::postgres::remedies;
+use crate::postgres::slot::detail::SlotDetail;
 
-/// The first version whose slots survive a failover.
-const FAILOVER_SINCE: u32 = 170_000;
+/// Unlike a statement of SQL, it notes first that rows may wait.
+const CREATE: &str = "outbox-relay slot create";
 
 /// Looks at the slot.
 pub fn judge(
-    slot: Option<&Slot>,
-    state: Option<&State>,
+    slot: Option<&SlotDetail>,
+    state: Option<&StateRow>,
     server: &Server,
     own_name: &str,
     settings: &Settings,
     chart: &mut Chart,
 ) {
     chart.area("Slot");
-    chart.check("slot-missing", missing(slot, server, settings));
+    chart.check("slot-missing", missing(slot, settings));
     if let Some(slot) = slot {
         judge_slot(&Named { slot, server, settings }, own_name, chart);
     }
@@ -33,7 +35,7 @@ pub fn judge(
 
 fn judge_slot(named: &Named<'_>, own_name: &str, chart: &mut Chart) {
     chart.check("slot-plugin", plugin(named));
-    if named.slot.info.plugin != "pgoutput" {
+    if named.slot.plugin.as_deref() != Some("pgoutput") {
         return;
     }
     chart.check("slot-database", database(named));
@@ -49,7 +51,7 @@ fn judge_slot(named: &Named<'_>, own_name: &str, chart: &mut Chart) {
 
 /// A slot with what is said of it.
 struct Named<'a> {
-    slot: &'a Slot,
+    slot: &'a SlotDetail,
     server: &'a Server,
     settings: &'a Settings,
 }
@@ -69,8 +71,8 @@ impl Named<'_> {
 
     /// Another slot in the place of this one. The relay makes its own where it may.
     fn anew(&self, finding: Finding) -> Finding {
-        let dropped = finding.sql(remedies::drop_slot(&self.settings.source.slot));
-        if self.settings.source.create { dropped } else { dropped.sql(create(self.server, self.settings)) }
+        let dropped = finding.command("outbox-relay slot drop --yes");
+        if self.settings.source.create { dropped } else { dropped.command(CREATE) }
     }
 }
 
@@ -78,12 +80,7 @@ fn object(settings: &Settings) -> String {
     format!("slot {}", settings.source.slot)
 }
 
-fn create(server: &Server, settings: &Settings) -> String {
-    let failover = settings.source.failover && server.state.version >= FAILOVER_SINCE;
-    remedies::create_slot(&settings.source.slot, failover)
-}
-
-fn missing(slot: Option<&Slot>, server: &Server, settings: &Settings) -> Option<Finding> {
+fn missing(slot: Option<&SlotDetail>, settings: &Settings) -> Option<Finding> {
     if slot.is_some() {
         return None;
     }
@@ -92,21 +89,21 @@ fn missing(slot: Option<&Slot>, server: &Server, settings: &Settings) -> Option<
         Finding::note(object(settings), "it does not exist yet", why)
     } else {
         let why = "source.create = false keeps the relay from making it, so that it refuses to start";
-        Finding::error(object(settings), "it does not exist", why).sql(create(server, settings))
+        Finding::error(object(settings), "it does not exist", why).command(CREATE)
     })
 }
 
 fn plugin(named: &Named<'_>) -> Option<Finding> {
-    let plugin = &named.slot.info.plugin;
-    (plugin != "pgoutput").then(|| {
-        let kind = if plugin.is_empty() { "a physical slot".to_owned() } else { format!("a slot of {plugin}") };
+    let plugin = named.slot.plugin.as_deref();
+    (plugin != Some("pgoutput")).then(|| {
+        let kind = plugin.map_or_else(|| "a physical slot".to_owned(), |plugin| format!("a slot of {plugin}"));
         let finding = named.error(format!("it is {kind}, not of pgoutput"), "the relay refuses to start with it");
         finding.setting("source.slot", another(named))
     })
 }
 
 fn database(named: &Named<'_>) -> Option<Finding> {
-    (!named.slot.info.here).then(|| {
+    (!named.slot.here).then(|| {
         let finding = named.error("it belongs to another database", "the relay refuses to start with it");
         finding.setting("source.slot", another(named))
     })
@@ -121,7 +118,7 @@ fn another(named: &Named<'_>) -> String {
 fn temporary(named: &Named<'_>) -> Option<Finding> {
     named.slot.temporary.then(|| {
         let finding = named.error("it is temporary", "it ends with the session that made it, and only that can use it");
-        match named.slot.info.active_pid {
+        match named.slot.active_pid {
             Some(pid) => finding.sql(remedies::terminate(pid)),
             None => named.anew(finding),
         }
@@ -136,13 +133,13 @@ fn two_phase(named: &Named<'_>) -> Option<Finding> {
 }
 
 fn synced(named: &Named<'_>) -> Option<Finding> {
-    (named.slot.synced && named.server.state.standby)
+    (named.slot.synced == Some(true) && named.server.state.standby)
         .then(|| named.note("it is a standby's copy of the primary's slot", "it can be used after the failover only"))
 }
 
 fn lost(named: &Named<'_>) -> Option<Finding> {
-    named.slot.info.is_lost().then(|| {
-        let reason = named.slot.invalidation.as_deref().map(|reason| format!(" ({reason})")).unwrap_or_default();
+    named.slot.is_lost().then(|| {
+        let reason = named.slot.invalidation_reason.as_deref().map(|reason| format!(" ({reason})")).unwrap_or_default();
         let problem = format!("the server has given it up{reason}");
         if named.settings.source.create {
             let why = "the relay makes it anew and reads the rows that wait from the table: see why it fell behind";
@@ -153,7 +150,7 @@ fn lost(named: &Named<'_>) -> Option<Finding> {
 }
 
 fn endangered(named: &Named<'_>) -> Option<Finding> {
-    (named.slot.info.wal_status == "unreserved").then(|| {
+    (named.slot.wal_status.as_deref() == Some("unreserved")).then(|| {
         let why = "the server gives it up at the next checkpoint unless the relay confirms before";
         named
             .error("it keeps more of the log than max_slot_wal_keep_size", why)
@@ -162,15 +159,15 @@ fn endangered(named: &Named<'_>) -> Option<Finding> {
 }
 
 fn lag(named: &Named<'_>) -> Option<Finding> {
-    let info = &named.slot.info;
-    let lag = u64::try_from(info.lag_bytes).unwrap_or(0);
+    let slot = named.slot;
+    let lag = slot.lag_bytes.and_then(|lag| u64::try_from(lag).ok()).unwrap_or(0);
     let most = named.settings.source.max_retained_wal;
-    (lag > most && !info.is_lost()).then(|| {
-        let held = if info.active_pid.is_some() { "a relay holds it" } else { "no relay holds it" };
+    (lag > most && !slot.is_lost()).then(|| {
+        let held = if slot.active_pid.is_some() { "a relay holds it" } else { "no relay holds it" };
         let why = "the log grows on the server's disk until it is read";
         let problem = format!("{lag} bytes of log are unconfirmed, more than source.max_retained_wal ({most}); {held}");
         let finding = named.warning(problem, why);
-        match info.active_pid {
+        match slot.active_pid {
             Some(_) => finding.step("see in the relay's log what it waits for"),
             None => finding.command("outbox-relay run"),
         }
@@ -179,8 +176,9 @@ fn lag(named: &Named<'_>) -> Option<Finding> {
 
 /// `own_name`: what the relay's session calls itself.
 fn holder(named: &Named<'_>, own_name: &str) -> Option<Finding> {
-    let (name, user) = named.slot.holder.as_ref()?;
-    let pid = named.slot.info.active_pid?;
+    let pid = named.slot.active_pid?;
+    let text = |text: &'_ Option<String>| text.clone().unwrap_or_default();
+    let (name, user) = (text(&named.slot.application_name), text(&named.slot.user));
     (name != own_name).then(|| {
         let problem = format!("process {pid} holds it: application {name:?}, user {user:?}");
         let why = "a relay stands by until it is free, and what that one confirms comes late, from the table";
@@ -189,7 +187,7 @@ fn holder(named: &Named<'_>, own_name: &str) -> Option<Finding> {
 }
 
 fn failover(named: &Named<'_>) -> Option<Finding> {
-    let wanted = named.settings.source.failover && named.slot.failover == Some(false) && !named.slot.info.is_lost();
+    let wanted = named.settings.source.failover && named.slot.failover == Some(false) && !named.slot.is_lost();
     wanted.then(|| {
         let why = "after a failover the slot is gone, and every waiting row is read from the table";
         let finding = named.warning("it does not survive a failover, though source.failover = true", why);

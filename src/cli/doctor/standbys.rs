@@ -2,8 +2,9 @@
 
 use super::chart::{Chart, Finding};
 use super::parameters;
-use crate::postgres::facts::{Server, Slot, Standbys};
+use crate::postgres::facts::{Server, Standbys};
 use crate::postgres::remedies;
+use crate::postgres::slot::detail::SlotDetail;
 
 const AWAITED: &str = "synchronized_standby_slots";
 const SYNCHRONOUS: &str = "synchronous_standby_names";
@@ -15,7 +16,7 @@ pub fn awaited(server: &Server) -> Vec<String> {
 }
 
 /// Looks at the standbys.
-pub fn judge(standbys: &Standbys, slot: Option<&Slot>, server: &Server, chart: &mut Chart) {
+pub fn judge(standbys: &Standbys, slot: Option<&SlotDetail>, server: &Server, chart: &mut Chart) {
     chart.area("Standbys");
     chart.check("standby-slots", stalled(standbys, server));
     chart.check("standby-slots-unset", unset(standbys, slot, server));
@@ -55,7 +56,7 @@ fn stalled(standbys: &Standbys, server: &Server) -> Vec<Finding> {
     findings
 }
 
-fn unset(standbys: &Standbys, slot: Option<&Slot>, server: &Server) -> Option<Finding> {
+fn unset(standbys: &Standbys, slot: Option<&SlotDetail>, server: &Server) -> Option<Finding> {
     let fails_over = slot.is_some_and(|slot| slot.failover == Some(true));
     (fails_over && awaited(server).is_empty() && !standbys.physical.is_empty()).then(|| {
         let why = "an event may be sent whose transaction is lost in a failover";

@@ -1,13 +1,12 @@
 //! `outbox-relay events list`
 
-use std::io;
 use std::time::Duration;
 
-use super::super::desk::{Aggregate, Paging, due, duration, human, page_json, parts, say_how_to_go_on, short_error};
-use super::super::output::{self, Format};
-use super::super::{Failure, block_on, servers};
+use super::super::desk::{Aggregate, Paging, duration, parts, print_page, short_error};
+use super::super::human::{due, span};
+use super::super::{Failure, servers};
 use crate::config::Settings;
-use crate::postgres::outbox::desk::{Desk, EventFilter, EventRow, Page, STATES};
+use crate::postgres::outbox::desk::{EventFilter, EventRow, Page, STATES};
 
 /// How long a table is looked through for rows that no index knows.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -61,24 +60,11 @@ impl List {
             aggregate_id,
             since: since.map(|since| since.as_secs_f64()),
         };
-        let page: Page<EventRow> = block_on(async {
-            let connection = servers::tables(settings, "events list").await?;
-            let desk = Desk::new(&connection.client, &settings.source.table);
-            Ok::<_, Failure>(desk.events(&filter, paging.after, paging.limit(), PATIENCE).await?)
+        let page: Page<EventRow> = servers::at_desk(settings, "events list", async |desk| {
+            Ok(desk.events(&filter, paging.after, paging.limit(), PATIENCE).await?)
         })?;
-        let mut out = io::stdout().lock();
-        match paging.output {
-            Format::Json => page_json(&mut out, &page)?,
-            Format::Table => {
-                let rows: Vec<_> = page.rows.iter().map(cells).collect();
-                output::table(
-                    &mut out,
-                    ["ID", "EVENT ID", "AGGREGATE", "TYPE", "STATE", "TRIES", "AGE", "NEXT", "LAST ERROR"],
-                    &rows,
-                )?;
-            }
-        }
-        Ok(say_how_to_go_on(page.end)?)
+        let heading = ["ID", "EVENT ID", "AGGREGATE", "TYPE", "STATE", "TRIES", "AGE", "NEXT", "LAST ERROR"];
+        print_page(&page, paging.output, heading, cells)
     }
 }
 
@@ -95,7 +81,7 @@ fn cells(row: &EventRow) -> [String; 9] {
         row.event_type.clone(),
         row.state.clone(),
         format!("{}/{}", row.retry_count, row.max_retries),
-        row.age_seconds.map(human).unwrap_or_default(),
+        row.age_seconds.map(span).unwrap_or_default(),
         next,
         short_error(row.error_code.as_deref(), row.error_message.as_deref()),
     ]

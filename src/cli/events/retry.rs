@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::super::consent::Consent;
 use super::super::desk::{Act, Aggregate, duration, parts, report};
 use super::super::output::Format;
-use super::super::{Failure, block_on, servers};
+use super::super::{Failure, servers};
 use super::words;
 use crate::config::{Ordering, Settings};
 use crate::postgres::outbox::desk::{Desk, EventFilter, EventStory};
@@ -57,9 +57,7 @@ pub struct Retry {
 
 impl Retry {
     pub fn run(self, settings: &Settings) -> Result<(), Failure> {
-        let acts = block_on(async {
-            let connection = servers::tables(settings, "events retry").await?;
-            let desk = Desk::new(&connection.client, &settings.source.table);
+        let acts = servers::at_desk(settings, "events retry", async |desk| {
             let ordered = settings.delivery.ordering == Ordering::Aggregate;
             if self.all_failed { self.all(&desk, ordered).await } else { self.named(&desk, ordered).await }
         })?;

@@ -6,11 +6,13 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
-use super::super::desk::{fields, human};
+use super::super::desk::fields;
+use super::super::human::span;
 use super::super::output::{self, Format};
-use super::super::{Failure, block_on, servers};
+use super::super::{Failure, servers};
 use super::words;
 use crate::config::Settings;
+use crate::nats::ids::Start;
 use crate::nats::stream::Stream;
 use crate::postgres::outbox::desk::{DeadLetterRow, Desk, EventStory, LinkedCompensation};
 
@@ -20,10 +22,10 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const SKEW: SignedDuration = SignedDuration::from_mins(1);
 
 const HELP: &str = "\
-The message is looked for in the stream by its id, from the time on at which the row was made. Without --offline, and \
+The message is looked for in the stream by its id, from the time on at which the row was made. With --offline, or \
 where NATS is out of reach or the stream cannot tell, its place is `unknown`.
 
-Example
+Example:
   outbox-relay events show 41213
   outbox-relay events show 018f6a1e-0b5e-7cc3-9a39-6f4c1c1f6f57 --payload --output json";
 
@@ -67,18 +69,11 @@ struct Place {
 
 impl Show {
     pub fn run(self, settings: &Settings) -> Result<(), Failure> {
-        let story = block_on(self.read(settings))?;
-        let mut out = io::stdout().lock();
-        let printed = match self.output {
-            Format::Json => output::json(&mut out, &story),
-            Format::Table => story.print(&mut out),
-        };
-        Ok(printed?)
+        let story = servers::at_desk(settings, "events show", async |desk| self.read(settings, &desk).await)?;
+        Ok(output::print(&story, self.output, Story::print)?)
     }
 
-    async fn read(&self, settings: &Settings) -> Result<Story, Failure> {
-        let connection = servers::tables(settings, "events show").await?;
-        let desk = Desk::new(&connection.client, &settings.source.table);
+    async fn read(&self, settings: &Settings, desk: &Desk<'_>) -> Result<Story, Failure> {
         let Some(event) = desk.event(&self.name, self.payload).await? else {
             return Err(Failure::Unfit(format!("{} has no event {:?}", settings.source.table, self.name)));
         };
@@ -87,7 +82,7 @@ impl Show {
             None => None,
         };
         let dead_letters = desk.dead_letters_of(&event.row.event_id).await?;
-        let compensations = linked(&desk, &dead_letters).await?;
+        let compensations = linked(desk, &dead_letters).await?;
         let stream = if self.offline { Place::unknown("NATS was not asked") } else { place(settings, &event).await };
         let explanation = words::state(&event, before.as_ref());
         Ok(Story { event, explanation, stream, dead_letters, compensations })
@@ -116,8 +111,8 @@ async fn place(settings: &Settings, event: &EventStory) -> Place {
     let search = async {
         let connection = servers::nats(settings).await.map_err(|failure| failure.to_string())?;
         let stream = Stream::new(&connection, &settings.nats);
-        let found = stream.find_between(&event.row.event_id, since.unwrap_or(Timestamp::UNIX_EPOCH), until).await;
-        found.map_err(|failure| failure.to_string())
+        let start = Start::Time(since.unwrap_or(Timestamp::UNIX_EPOCH));
+        stream.find(&event.row.event_id, start, until).await.map_err(|failure| failure.to_string())
     };
     match tokio::time::timeout(PATIENCE, search).await {
         Err(_) => Place::unknown(format!("not found within {PATIENCE:?}")),
@@ -186,7 +181,7 @@ impl Story {
 }
 
 fn letter_in_words(letter: &DeadLetterRow) -> String {
-    let age = letter.age_seconds.map(human).unwrap_or_default();
+    let age = letter.age_seconds.map(span).unwrap_or_default();
     format!("{} ({age} ago, {})", letter.id, if letter.handled { "handled" } else { "open" })
 }
 

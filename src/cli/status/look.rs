@@ -3,14 +3,15 @@
 use std::time::Duration;
 
 use jiff::{Timestamp, Unit};
-use tokio_postgres::error::SqlState;
 
 use super::relay;
 use super::report::{Nats, Postgres, Relay, Report, Rows, Slot, State, Stream, Verdict};
 use crate::cli::{Failure, servers};
-use crate::config::{Settings, Source, TableName};
+use crate::config::{Settings, Source};
+use crate::flow::lsn::Lsn;
 use crate::nats::stream::Stream as NatsStream;
-use crate::postgres::overview::{self, SlotLook, StateLook, TablesLook};
+use crate::postgres::outbox::{self, Overview, StateRow};
+use crate::postgres::slot::detail::{self, SlotDetail};
 
 /// For a server's whole answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -33,22 +34,14 @@ async fn relay(settings: &Settings) -> Relay {
 }
 
 async fn postgres(settings: &Settings) -> Postgres {
-    let mut found = Postgres { table: plain(&settings.source.table), ..Postgres::default() };
+    let mut found = Postgres { table: settings.source.table.plain(), ..Postgres::default() };
     let asked = ask_postgres(settings, &mut found);
     found.error = match tokio::time::timeout(PATIENCE, asked).await {
         Ok(Ok(())) => None,
-        Ok(Err(Failure::Sql(error))) if error.code() == Some(&SqlState::UNDEFINED_TABLE) => {
-            Some(format!("{}; run: outbox-relay migrate", Failure::Sql(error)))
-        }
         Ok(Err(failure)) => Some(failure.to_string()),
         Err(_) => Some(format!("PostgreSQL: no answer within {PATIENCE:?}")),
     };
     found
-}
-
-/// A name as people write it.
-fn plain(TableName { schema, table }: &TableName) -> String {
-    format!("{schema}.{table}")
 }
 
 async fn ask_postgres(settings: &Settings, found: &mut Postgres) -> Result<(), Failure> {
@@ -57,8 +50,8 @@ async fn ask_postgres(settings: &Settings, found: &mut Postgres) -> Result<(), F
     found.version = connection.parameters.get("server_version").cloned();
     let (client, source) = (&connection.client, &settings.source);
     client.batch_execute(STATEMENT).await?;
-    found.slot = Some(slot(overview::slot(client, source).await?, source));
-    tables(overview::tables(client, source).await?, found);
+    found.slot = Some(slot(detail::slot(client, &source.slot).await?, source));
+    tables(outbox::overview(client, source).await?, found);
     connection.close().await;
     Ok(())
 }
@@ -67,7 +60,7 @@ fn bytes(count: i64) -> u64 {
     u64::try_from(count).unwrap_or(0)
 }
 
-fn slot(look: Option<SlotLook>, source: &Source) -> Slot {
+fn slot(found: Option<SlotDetail>, source: &Source) -> Slot {
     let mut slot = Slot {
         name: source.slot.clone(),
         exists: false,
@@ -82,21 +75,22 @@ fn slot(look: Option<SlotLook>, source: &Source) -> Slot {
         max_retained_wal_bytes: source.max_retained_wal,
         max_slot_wal_keep_size_bytes: None,
     };
-    let Some(SlotLook { info, holder }) = look else { return slot };
-    (slot.exists, slot.active, slot.active_pid, slot.holder) =
-        (true, info.active_pid.is_some(), info.active_pid, holder);
-    slot.max_slot_wal_keep_size_bytes = info.keep_bytes.map(bytes);
-    if !info.is_lost() {
-        slot.confirmed = Some(info.confirmed.to_string());
-        slot.lag_bytes = Some(bytes(info.lag_bytes));
-        slot.retained_bytes = Some(bytes(info.retained_bytes));
-        slot.safe_bytes = info.safe_bytes.map(bytes);
+    let Some(found) = found else { return slot };
+    (slot.exists, slot.active, slot.active_pid) = (true, found.active_pid.is_some(), found.active_pid);
+    slot.max_slot_wal_keep_size_bytes = found.keep_bytes.map(bytes);
+    slot.wal_status = Some("lost".to_owned());
+    if !found.is_lost() {
+        slot.confirmed = found.confirmed.as_ref().map(ToString::to_string);
+        slot.lag_bytes = found.lag_bytes.map(bytes);
+        slot.retained_bytes = found.retained_bytes.map(bytes);
+        slot.safe_bytes = found.safe_bytes.map(bytes);
+        slot.wal_status = found.wal_status;
     }
-    slot.wal_status = Some(info.wal_status);
+    slot.holder = found.application_name;
     slot
 }
 
-fn tables(look: TablesLook, found: &mut Postgres) {
+fn tables(look: Overview, found: &mut Postgres) {
     let waiting = look.waiting;
     found.rows = Some(Rows {
         pending: bytes(waiting.pending),
@@ -112,12 +106,12 @@ fn tables(look: TablesLook, found: &mut Postgres) {
     });
     found.dead_letters = Some(look.dead_letters);
     found.compensations = Some(look.compensations);
-    found.state = look.state.map(|StateLook { stream, stream_seq, needs_drain, confirmed_lsn, updated_at }| State {
-        stream,
-        stream_seq,
-        needs_drain,
-        confirmed: confirmed_lsn,
-        updated_at: Timestamp::try_from(updated_at).unwrap_or_default(),
+    found.state = look.state.map(|row: StateRow| State {
+        stream_sequence: row.stream.as_ref().map(|_| row.stream_seq),
+        stream: row.stream,
+        needs_drain: row.needs_drain,
+        confirmed_lsn: (row.confirmed > Lsn::ZERO).then(|| row.confirmed.to_string()),
+        updated_at: row.updated_at.and_then(|time| Timestamp::try_from(time).ok()).unwrap_or_default(),
     });
 }
 

@@ -1,14 +1,13 @@
 //! The screen.
 
 use std::io::{self, IsTerminal, Write};
-use std::time::Duration;
 
-use bytesize::ByteSize;
 use serde_json::Value;
 
 use super::report::{Nats, Postgres, Relay, Report, Rows, Slot, State, Verdict};
+use crate::cli::human::{age, bytes};
 use crate::cli::output;
-use crate::postgres::overview::Tally;
+use crate::postgres::outbox::Tally;
 
 const LABEL: usize = 22;
 
@@ -26,10 +25,10 @@ pub fn screen(out: &mut impl Write, report: &Report, coloured: bool) -> io::Resu
     };
     let what = match report.problems.as_slice() {
         [] => "a relay holds the slot, and nothing asks for you".to_owned(),
-        problems => problems.join("; "),
+        problems => problems.iter().map(|problem| output::clean(problem)).collect::<Vec<_>>().join("\n  "),
     };
     let (on, off) = if coloured { (format!("\x1b[{style}m"), "\x1b[0m") } else { (String::new(), "") };
-    writeln!(out, "{on}{word}{off}: {}\n", output::clean(&what))?;
+    writeln!(out, "{on}{word}{off}: {what}\n")?;
     for (label, text) in lines(report) {
         writeln!(out, "{label:<LABEL$}{}", output::clean(&text))?;
     }
@@ -50,10 +49,10 @@ fn postgres(postgres: &Postgres, line: &mut impl FnMut(&str, String)) {
     if let Some(slot) = &postgres.slot {
         line("  slot", slot_line(slot));
         if slot.exists && !slot.is_lost() {
-            let bound = size(Some(slot.max_retained_wal_bytes));
+            let bound = bytes(slot.max_retained_wal_bytes);
             line("  not confirmed", format!("{} of {bound} (source.max_retained_wal)", size(slot.lag_bytes)));
             let keep = slot.max_slot_wal_keep_size_bytes;
-            let bound = keep.map_or(", no limit".to_owned(), |bytes| format!(" of {}", size(Some(bytes))));
+            let bound = keep.map_or(", no limit".to_owned(), |keep| format!(" of {}", bytes(keep)));
             line("  retained", format!("{}{bound} (max_slot_wal_keep_size)", size(slot.retained_bytes)));
         }
     }
@@ -66,9 +65,9 @@ fn postgres(postgres: &Postgres, line: &mut impl FnMut(&str, String)) {
     if let Some(compensations) = &postgres.compensations {
         line("  compensations", tallies(compensations));
     }
-    if let Some(State { stream, stream_seq, needs_drain, updated_at, .. }) = &postgres.state {
+    if let Some(State { stream, stream_sequence, needs_drain, updated_at, .. }) = &postgres.state {
         let stream = stream.as_deref().unwrap_or("none yet");
-        let reached = stream_seq.map_or(String::new(), |sequence| format!(" to {sequence}"));
+        let reached = stream_sequence.map_or(String::new(), |sequence| format!(" to {sequence}"));
         let drain = if *needs_drain { "; a drain is wanted" } else { "" };
         line("  state", format!("stream {stream} followed{reached}{drain}; written {updated_at:.0}"));
     }
@@ -113,8 +112,8 @@ fn nats(nats: &Nats, line: &mut impl FnMut(&str, String)) {
     match &nats.stream {
         Some(stream) => {
             let leader = if stream.has_leader { "has a leader" } else { "has no leader" };
-            let (messages, bytes, last) = (stream.messages, size(Some(stream.bytes)), stream.last_sequence);
-            line("  stream", format!("{}: {messages} messages, {bytes}, last sequence {last}; {leader}", stream.name));
+            let (messages, size, last) = (stream.messages, bytes(stream.bytes), stream.last_sequence);
+            line("  stream", format!("{}: {messages} messages, {size}, last sequence {last}; {leader}", stream.name));
         }
         None if nats.answers => line("  stream", "cannot be looked at".to_owned()),
         None => {}
@@ -150,11 +149,6 @@ fn tallies(tallies: &[Tally]) -> String {
     tallies.iter().map(|tally| format!("{} {}", tally.count, tally.name)).collect::<Vec<_>>().join(", ")
 }
 
-fn size(bytes: Option<u64>) -> String {
-    bytes.map_or("not known".to_owned(), |bytes| ByteSize(bytes).to_string())
-}
-
-fn age(seconds: f64) -> String {
-    let whole = Duration::try_from_secs_f64(seconds.max(0.0).floor()).unwrap_or_default();
-    humantime::format_duration(whole).to_string()
+fn size(count: Option<u64>) -> String {
+    count.map_or("not known".to_owned(), bytes)
 }

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::postgres::overview::Tally;
+use crate::postgres::outbox::Tally;
 
 #[derive(Debug, Serialize)]
 pub struct Report {
@@ -88,9 +88,9 @@ pub struct Rows {
 #[derive(Debug, Serialize)]
 pub struct State {
     pub stream: Option<String>,
-    pub stream_seq: Option<i64>,
+    pub stream_sequence: Option<u64>,
     pub needs_drain: bool,
-    pub confirmed: Option<String>,
+    pub confirmed_lsn: Option<String>,
     pub updated_at: jiff::Timestamp,
 }
 
@@ -166,10 +166,10 @@ impl Report {
             }
         }
         trouble.extend(postgres.error.clone());
-        let some = |count: u64, what: &str| (count > 0).then(|| format!("{count} {what}"));
+        let some = |count: u64, what: &str| (count > 0).then(|| format!("{what}: {count}"));
         if let Some(rows) = &postgres.rows {
             attention.extend(some(rows.dead_letters_unhandled, "dead letters to be handled"));
-            attention.extend(some(rows.failed, "failed rows wait for a retry"));
+            attention.extend(some(rows.failed, "failed rows that wait for a retry"));
         }
         let manual = postgres.compensations.iter().flatten().find(|tally| tally.name == "manual_required");
         let manual = manual.and_then(|tally| u64::try_from(tally.count).ok()).unwrap_or(0);

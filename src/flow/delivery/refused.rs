@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::{Delivery, Entry, Parcel, Stage};
 use crate::flow::event::{Event, Rejection, Report};
-use crate::flow::order::{AggregateKey, Pass, Turn};
+use crate::flow::order::{AggregateKey, Blocked, Pass, Turn};
 
 /// Why an event failed.
 #[derive(Clone, Debug)]
@@ -73,6 +73,17 @@ impl Delivery {
         }
         entry.stage = Stage::Decided { blocks: Some(aggregate) };
         Some(Report::held(token, parcel.event))
+    }
+
+    /// These aggregates stay blocked: what came while they were about to be free is held. Returns the reports.
+    pub fn close(&mut self, aggregates: &[AggregateKey]) -> Vec<Report> {
+        let late: Vec<u64> = aggregates.iter().flat_map(|aggregate| self.gate.close(aggregate)).collect();
+        late.into_iter().filter_map(|token| self.hold(token)).collect()
+    }
+
+    /// The table holds no row of the aggregate any more: see [`Gate::unblock`](crate::flow::order::Gate::unblock).
+    pub fn unblock(&mut self, seen: &Blocked) {
+        self.ready.extend(self.gate.unblock(seen));
     }
 
     /// Tokens of rows that stay as the table shows them.

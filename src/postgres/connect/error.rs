@@ -91,7 +91,9 @@ impl ConnectError {
 
     /// What the operator can do about it.
     pub fn advice(&self) -> Option<&str> {
-        self.hint.as_deref()
+        let usual = (self.kind == ConnectErrorKind::Unreachable)
+            .then_some("see that the server runs and can be reached, and that postgres.url (or DATABASE_URL) names it");
+        self.hint.as_deref().or(usual)
     }
 
     /// The server's code, when the server refused.
@@ -204,8 +206,8 @@ fn sort(code: &str, message: &str) -> (ConnectErrorKind, Option<&'static str>) {
 impl fmt::Display for ConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "cannot connect to PostgreSQL at {}: {}", self.place, self.what)?;
-        match &self.hint {
-            Some(hint) => write!(f, " — {hint}"),
+        match self.advice() {
+            Some(hint) => write!(f, "; {hint}"),
             None => Ok(()),
         }
     }

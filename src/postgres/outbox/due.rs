@@ -17,8 +17,15 @@ const PASS_BYTES: i64 = 8 * 1024 * 1024;
 const MISSED: &str =
     "next_retry_at IS NULL AND (status IN ('pending', 'failed') OR (status = 'processing' AND locked_at IS NULL))";
 
-/// A row to send, and whether it may pass a block of its aggregate.
-pub type DueRow = (Decoded, Pass);
+/// A row to send.
+#[derive(Debug)]
+pub struct DueRow {
+    pub row: Decoded,
+    /// Whether it may pass a block of its aggregate.
+    pub pass: Pass,
+    /// Whether its state is another since the snapshot: whatever the stream held before says nothing of it.
+    pub changed: bool,
+}
 
 /// An aggregate with rows that wait: how many are held.
 pub type HeldRows = (AggregateKey, u64);
@@ -30,6 +37,44 @@ pub struct Due<'a> {
     pub tables: &'a Tables,
     /// Bytes of a payload beyond which it is left behind.
     pub cap: usize,
+    /// The snapshot since which rows count as changed, as [`snapshot`] gave it.
+    pub since: &'a str,
+}
+
+/// What is visible now.
+pub async fn snapshot(client: &Client) -> Result<String, Error> {
+    let rows = client.query_typed("SELECT pg_current_snapshot()::text", &[]).await?;
+    rows.first().map_or(Ok(String::new()), |row| row.try_get(0))
+}
+
+/// Every aggregate with a row that failed, is held, or is a poller's under a lease, as it stands in the table. Not those
+/// whose names are not UTF-8: no event of theirs is ever sent.
+pub async fn blocked(client: &Client, tables: &Tables) -> Result<Vec<HeldRows>, Error> {
+    let statement = format!(
+        "SELECT tenant_id::text, aggregate_type::text, aggregate_id::text, count(*)
+         FROM {} o WHERE next_retry_at IS NOT NULL AND {}
+         GROUP BY tenant_id, aggregate_type, aggregate_id",
+        tables.share,
+        waits("o")
+    );
+    let rows = client.query_typed(&statement, &[]).await?;
+    rows.iter().filter_map(|row| held_rows(row).transpose()).collect()
+}
+
+/// How many held rows are looked at for aggregates, at most.
+const HELD_ROWS: i64 = 100_000;
+
+/// The aggregates of held rows, as they stand in the table.
+pub async fn held_aggregates(client: &Client, tables: &Tables) -> Result<Vec<HeldRows>, Error> {
+    let statement = format!(
+        "SELECT tenant_id, aggregate_type, aggregate_id, count(*) FROM (
+           SELECT tenant_id::text, aggregate_type::text, aggregate_id::text FROM {} o
+           WHERE next_retry_at = 'infinity' AND status = 'pending' LIMIT {HELD_ROWS}) AS held
+         GROUP BY tenant_id, aggregate_type, aggregate_id",
+        tables.share
+    );
+    let rows = client.query_typed(&statement, &[]).await?;
+    rows.iter().filter_map(|row| held_rows(row).transpose()).collect()
 }
 
 impl Due<'_> {
@@ -115,20 +160,6 @@ impl Due<'_> {
         rows.first().map_or(Ok(None), |row| row.try_get(0))
     }
 
-    /// Every aggregate with a row that failed, is held, or is a poller's under a lease, as it stands in the table. Not
-    /// those whose names are not UTF-8: no event of theirs is ever sent.
-    pub async fn blocked(&self) -> Result<Vec<HeldRows>, Error> {
-        let statement = format!(
-            "SELECT tenant_id::text, aggregate_type::text, aggregate_id::text, count(*)
-             FROM {} o WHERE next_retry_at IS NOT NULL AND {}
-             GROUP BY tenant_id, aggregate_type, aggregate_id",
-            self.tables.share,
-            waits("o")
-        );
-        let rows = self.client.query_typed(&statement, &[]).await?;
-        rows.iter().filter_map(|row| held_rows(row).transpose()).collect()
-    }
-
     async fn select(
         &self,
         condition: &str,
@@ -138,14 +169,19 @@ impl Due<'_> {
     ) -> Result<Vec<DueRow>, Error> {
         // The first rows that fit into the pass: their sizes are known before their payloads are read. What is selected
         // as text keeps its column's name, so that the order has to name the table.
+        let since = literal(self.since);
         let statement = format!(
-            "SELECT {}, outbox_relay_first FROM (
+            "SELECT {}, outbox_relay_first, outbox_relay_changed FROM (
                SELECT e.*, e.status = 'pending' AND e.next_retry_at IS DISTINCT FROM 'infinity' AS outbox_relay_first,
+                 NOT pg_visible_in_snapshot({}, {}::pg_snapshot) AS outbox_relay_changed,
                  sum(pg_column_size(e.payload)) OVER (ORDER BY {order}) - pg_column_size(e.payload)
                    AS outbox_relay_before
-               FROM (SELECT * FROM {} e WHERE {condition} ORDER BY {order} LIMIT {limit}) AS e
+               FROM (SELECT *, xmin::text::int8 AS outbox_relay_xid
+                     FROM {} e WHERE {condition} ORDER BY {order} LIMIT {limit}) AS e
              ) AS e WHERE outbox_relay_before < {PASS_BYTES} ORDER BY {order}",
             rows::select_list(),
+            full_xid("outbox_relay_xid", &format!("pg_snapshot_xmax({since}::pg_snapshot)::text::int8")),
+            since,
             self.tables.share
         );
         let cap = i32::try_from(self.cap).unwrap_or(i32::MAX);
@@ -154,7 +190,7 @@ impl Due<'_> {
         let found = self.client.query_typed(&statement, &parameters).await?;
         let due = |row: &Row| {
             let pass = if row.try_get(rows::READ)? { Pass::First } else { Pass::Again };
-            Ok((rows::read(row)?, pass))
+            Ok(DueRow { row: rows::read(row)?, pass, changed: row.try_get(rows::READ + 1)? })
         };
         found.iter().map(due).collect()
     }
@@ -167,6 +203,11 @@ pub(super) fn waits(row: &str) -> String {
         "({row}.next_retry_at IS NOT NULL AND ({row}.status IN ('failed', 'processing')
            OR ({row}.status = 'pending' AND {row}.next_retry_at = 'infinity')))"
     )
+}
+
+/// A transaction id of 32 bits, completed to the one nearest to `xmax`.
+pub(super) fn full_xid(xid: &str, xmax: &str) -> String {
+    format!("({xmax} + ((({xid} - {xmax} % 4294967296) + 6442450944) % 4294967296 - 2147483648))::text::xid8")
 }
 
 fn held_rows(row: &Row) -> Result<Option<HeldRows>, Error> {

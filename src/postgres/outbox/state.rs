@@ -3,6 +3,7 @@
 use std::time::SystemTime;
 
 use tokio_postgres::Client;
+use tokio_postgres::types::Type;
 
 use super::Tables;
 use crate::flow::lsn::Lsn;
@@ -23,6 +24,8 @@ pub struct StateRow {
     pub needs_drain: bool,
     /// The slot was confirmed up to here at most; zero when it never was.
     pub confirmed: Lsn,
+    /// When it was written last.
+    pub updated_at: Option<SystemTime>,
 }
 
 impl StateRow {
@@ -53,18 +56,20 @@ impl RelayState<'_> {
     /// Reads the row, if there is one.
     pub async fn find(&self) -> Result<Option<StateRow>, tokio_postgres::Error> {
         let select = format!(
-            "SELECT stream, stream_created, coalesce(stream_seq, 0), needs_drain,
-               coalesce(confirmed_lsn, '0/0')::text
+            "SELECT stream, stream_created, coalesce(stream_seq, 0), needs_drain, coalesce(confirmed_lsn, '0/0')::text,
+               updated_at
              FROM {} WHERE slot_name = $1",
             self.tables.state
         );
-        let Some(row) = self.client.query_opt(&select, &[&self.slot]).await? else { return Ok(None) };
+        let rows = self.client.query_typed(&select, &[(&self.slot, Type::TEXT)]).await?;
+        let Some(row) = rows.first() else { return Ok(None) };
         Ok(Some(StateRow {
             stream: row.try_get(0)?,
             stream_created: row.try_get(1)?,
             stream_seq: u64::try_from(row.try_get::<_, i64>(2)?).unwrap_or(0),
             needs_drain: row.try_get(3)?,
             confirmed: row.try_get::<_, &str>(4)?.parse().unwrap_or(Lsn::ZERO),
+            updated_at: row.try_get(5)?,
         }))
     }
 

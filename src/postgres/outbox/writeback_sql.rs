@@ -1,6 +1,7 @@
 //! The statements of write-back.
 
 use super::Tables;
+use super::due::full_xid;
 use crate::config::OnSuccess;
 
 /// The rows that a statement speaks of, by both of their ids, and the place of each in the parameters.
@@ -129,18 +130,18 @@ pub(super) fn bury_sql(tables: &Tables) -> String {
 }
 
 /// Whether rows stand in the table, and whether the transactions that inserted them are visible to the very snapshot
-/// that looked. A transaction id of 32 bits is completed to the one nearest to the snapshot's upper end.
+/// that looked.
 pub(super) fn look_sql(tables: &Tables) -> String {
     format!(
         "WITH now AS MATERIALIZED (
            SELECT pg_current_snapshot() AS snapshot, pg_snapshot_xmax(pg_current_snapshot())::text::int8 AS xmax)
          SELECT given.position, o.status::text,
-           given.xid IS NULL OR pg_visible_in_snapshot(
-             (xmax + (((given.xid - xmax % 4294967296) + 6442450944) % 4294967296 - 2147483648))::text::xid8, snapshot),
+           given.xid IS NULL OR pg_visible_in_snapshot({}, snapshot),
            o.retry_count, coalesce(o.next_retry_at > now(), false)
          FROM now, unnest($1::int8[], $2::text[], $3::int8[]) WITH ORDINALITY
            AS given(id, event_id, xid, position)
          LEFT JOIN {} o ON o.id = given.id AND o.event_id = given.event_id",
+        full_xid("given.xid", "xmax"),
         tables.events
     )
 }

@@ -15,11 +15,17 @@ pub struct SlotDetail {
     pub plugin: Option<String>,
     /// `None`: a physical slot.
     pub database: Option<String>,
+    /// Whether it ends with the session that made it.
+    pub temporary: bool,
+    /// Whether it shows prepared transactions before they are committed.
+    pub two_phase: bool,
     /// Whether that is the database of the connection.
     pub here: bool,
     pub active_pid: Option<i32>,
-    /// What the process that streams from it calls itself, and where it comes from, as far as the role may see them.
+    /// What the process that streams from it calls itself, whose it is, and where it comes from, as far as the role may
+    /// see them.
     pub application_name: Option<String>,
+    pub user: Option<String>,
     pub client_address: Option<String>,
     /// `reserved`, `extended`, `unreserved` or `lost`.
     pub wal_status: Option<String>,
@@ -31,6 +37,8 @@ pub struct SlotDetail {
     pub retained_bytes: Option<i64>,
     /// Bytes that may still be written before the slot is in danger; `None` when unlimited, or when it is lost.
     pub safe_bytes: Option<i64>,
+    /// The server's `max_slot_wal_keep_size` in bytes; `None` when unlimited.
+    pub keep_bytes: Option<i64>,
     /// Whether standbys keep a copy of the slot (PostgreSQL 17 and later, like the following).
     pub failover: Option<bool>,
     /// Whether this is such a copy.
@@ -72,7 +80,8 @@ const SELECT: &str = "SELECT s.slot_name::text, s.plugin::text, s.database::text
        pg_wal_lsn_diff(e.position, s.confirmed_flush_lsn)::int8, pg_wal_lsn_diff(e.position, s.restart_lsn)::int8,
        s.safe_wal_size, (j.slot ->> 'failover')::bool, (j.slot ->> 'synced')::bool,
        to_char((j.slot ->> 'inactive_since')::timestamptz AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'),
-       j.slot ->> 'invalidation_reason'
+       j.slot ->> 'invalidation_reason', s.temporary, s.two_phase, a.usename::text,
+       nullif(pg_size_bytes(current_setting('max_slot_wal_keep_size')), -1)
      FROM pg_replication_slots s
      CROSS JOIN LATERAL (SELECT to_jsonb(s) AS slot) j
      CROSS JOIN (SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END) e (position)
@@ -113,6 +122,10 @@ fn read(row: &Row) -> Result<SlotDetail, Error> {
         synced: row.try_get(14)?,
         inactive_since: row.try_get(15)?,
         invalidation_reason: row.try_get(16)?,
+        temporary: row.try_get(17)?,
+        two_phase: row.try_get(18)?,
+        user: row.try_get(19)?,
+        keep_bytes: row.try_get(20)?,
     })
 }
 

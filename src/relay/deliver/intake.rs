@@ -8,7 +8,7 @@ use super::Deliver;
 use crate::fault::Failure;
 use crate::flow::delivery::Parcel;
 use crate::flow::event::{Change, Decoded, Event, Outcome, Rejection, Report};
-use crate::flow::order::Pass;
+use crate::postgres::outbox::DueRow;
 use crate::reconcile::{Ask, PASS_ROWS};
 
 impl Deliver<'_> {
@@ -17,18 +17,36 @@ impl Deliver<'_> {
             Ask::Send { rows, done } => {
                 let under_way: HashSet<ByteString> = self.rows.values().cloned().collect();
                 let mut tokens = HashSet::new();
-                for (row, pass) in rows {
-                    if self.rows.len() < PASS_ROWS && !row.event_id().is_some_and(|id| under_way.contains(id)) {
-                        tokens.extend(self.due_row(row, pass));
+                for due in rows {
+                    if self.rows.len() < PASS_ROWS && !due.row.event_id().is_some_and(|id| under_way.contains(id)) {
+                        tokens.extend(self.due_row(due));
                     }
                 }
                 self.pass = Some((tokens.clone(), tokens.len(), done));
                 self.settle(Vec::new());
             }
             // A reconciler that does not wait for the answer has ended.
-            Ask::Blocks(reply) => drop(reply.send(self.delivery.gate().settled_blocks())),
-            Ask::Unblock(blocks) => blocks.iter().for_each(|block| self.delivery.gate().unblock(block)),
-            Ask::BlocksOf(some, reply) => drop(reply.send(self.delivery.gate().blocks(&some))),
+            Ask::Blocks(reply) => drop(reply.send(self.delivery.gate().all_blocks())),
+            Ask::Open(some, reply) => {
+                for aggregate in some.iter() {
+                    self.delivery.gate().open(aggregate);
+                }
+                drop(reply.send(self.delivery.gate().blocks(&some)));
+            }
+            Ask::Close(some) => {
+                for report in self.delivery.close(&some) {
+                    self.report(report);
+                }
+            }
+            Ask::Held(found) => {
+                for (aggregate, rows) in found {
+                    let gate = self.delivery.gate();
+                    if gate.blocks(std::slice::from_ref(&aggregate)).is_empty() {
+                        gate.block_as_found(aggregate, rows);
+                    }
+                }
+            }
+            Ask::Unblock(blocks) => blocks.iter().for_each(|block| self.delivery.unblock(block)),
             Ask::PassOver => {
                 // Rows that wait for a lock may be under way still.
                 if self.rows.is_empty() {
@@ -39,7 +57,7 @@ impl Deliver<'_> {
     }
 
     /// Takes in a row that the reconciler found; returns its token, if it is under way now.
-    pub(super) fn due_row(&mut self, row: Decoded, pass: Pass) -> Option<u64> {
+    pub(super) fn due_row(&mut self, DueRow { row, pass, changed }: DueRow) -> Option<u64> {
         let token = self.delivery.next_token();
         self.rows.insert(token, row.event_id().cloned().unwrap_or_default());
         let Some(addressed) = self.address(row) else {
@@ -47,7 +65,7 @@ impl Deliver<'_> {
             return None;
         };
         let report = match addressed {
-            Ok((event, subject)) => match self.known.get(&event.event_id) {
+            Ok((event, subject)) => match self.known.get(&event.event_id).filter(|_| !changed) {
                 Some(&sequence) => Some(self.delivery.admit_stored_row(&event, sequence)),
                 None => self.delivery.admit_row(Parcel { event, subject, committed_at: None }, pass),
             },
@@ -95,7 +113,7 @@ impl Deliver<'_> {
             self.delivery.admit_waiting(event);
         }
         let report = match self.address(decoded) {
-            Some(Ok((event, subject))) => match self.known.get(&event.event_id) {
+            Some(Ok((event, subject))) => match self.known.get(&event.event_id).filter(|_| self.is_doubtful(&event)) {
                 Some(&sequence) => Some(self.delivery.admit_stored(&event, sequence)),
                 None => self.delivery.admit(Parcel { event, subject, committed_at: self.committed_at }),
             },

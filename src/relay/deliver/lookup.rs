@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use tracing::warn;
 
 use super::{Deliver, Shared};
-use crate::flow::event::{Change, Decoded, Origin};
+use crate::flow::event::{Change, Decoded, Event, Origin};
 use crate::flow::lsn::Lsn;
 use crate::postgres::connect::{self, Session, SqlConnection};
 use crate::postgres::{describe, outbox};
@@ -51,6 +51,11 @@ impl Deliver<'_> {
             self.lookups = None;
         }
         self.pending.extend(batch);
+    }
+
+    /// Whether an earlier session may have sent the event.
+    pub(super) fn is_doubtful(&self, event: &Event) -> bool {
+        is_doubtful(event, self.shared.horizon)
     }
 
     /// The table has told of the batch's rows.
@@ -132,14 +137,19 @@ fn leave_to_table(row: &mut Decoded, taken: &HashMap<i64, bool>) {
     }
 }
 
-/// Rows that may have been sent before: they came from the table, or were committed before `horizon`.
+/// Whether an event may have been sent before: it came from the table, or was committed before `horizon`.
+fn is_doubtful(event: &Event, horizon: Lsn) -> bool {
+    match event.origin {
+        Origin::Log(origin) => origin.final_lsn < horizon,
+        Origin::Table => true,
+    }
+}
+
+/// The rows whose events may have been sent before.
 fn doubtful(batch: &[Change], horizon: Lsn) -> Vec<(i64, ByteString)> {
     let known = |change: &Change| match change {
         Change::Row(row) => match &**row {
-            Decoded::Live(event) => match event.origin {
-                Origin::Log(origin) if origin.final_lsn >= horizon => None,
-                Origin::Log(_) | Origin::Table => Some((event.id, event.event_id.clone())),
-            },
+            Decoded::Live(event) if is_doubtful(event, horizon) => Some((event.id, event.event_id.clone())),
             _ => None,
         },
         _ => None,

@@ -6,14 +6,15 @@ pub mod connect;
 pub mod demo;
 pub mod facts;
 pub mod frame;
+pub mod grants;
 pub mod migrate;
 pub mod names;
 pub mod outbox;
-pub mod overview;
 pub mod pgoutput;
+pub mod publication;
 pub mod remedies;
 pub mod slot;
-pub mod source;
+pub mod store;
 pub mod waits;
 pub mod wal;
 
@@ -25,4 +26,3 @@ pub fn describe(error: &tokio_postgres::Error) -> String {
         (None, None) => error.to_string(),
     }
 }
-pub mod store;

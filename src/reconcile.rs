@@ -20,7 +20,7 @@ use crate::flow::order::{AggregateKey, Blocked};
 use crate::pause::Pause;
 use crate::postgres::connect::{self, Session, SqlConnection, Target};
 use crate::postgres::describe;
-use crate::postgres::outbox::{Due, DueRow, Tables};
+use crate::postgres::outbox::{self, Due, DueRow, HeldRows, Tables};
 use crate::telemetry::metrics::Metrics;
 
 /// Rows in one pass, at most.
@@ -35,13 +35,18 @@ pub enum Ask {
     /// Send these rows, but for those that are under way already, or for which there is no room. `done` is told how many
     /// were taken once each of them has its outcome in the table, or stays as it is there.
     Send { rows: Vec<DueRow>, done: oneshot::Sender<usize> },
-    /// Which aggregates are blocked, with nothing of theirs under way?
-    Blocks(oneshot::Sender<Vec<Blocked>>),
-    /// Which of these are blocked?
-    BlocksOf(Vec<AggregateKey>, oneshot::Sender<Vec<Blocked>>),
+    /// Which aggregates are blocked?
+    Blocks(oneshot::Sender<Vec<AggregateKey>>),
+    /// The held rows of these aggregates are about to leave: what comes now waits, and is not held. How do those of them
+    /// stand that are blocked?
+    Open(Vec<AggregateKey>, oneshot::Sender<Vec<Blocked>>),
+    /// What comes now is held again.
+    Close(Vec<AggregateKey>),
+    /// The table holds rows of these aggregates, whatever held them: each is blocked until they have left.
+    Held(Vec<HeldRows>),
     /// The table holds no row of these aggregates any more.
     Unblock(Vec<Blocked>),
-    /// A whole pass is over: every row that was due has been sent.
+    /// A whole pass is over: every row that was due, or held behind nothing any more, has been sent.
     PassOver,
 }
 
@@ -76,10 +81,11 @@ impl Reconciler {
     pub async fn run(self) {
         let mut pause = Pause::new(Duration::from_millis(200), Duration::from_secs(5));
         let stop = self.stop.clone();
+        let mut since = None;
         let work = async {
             loop {
                 match connect::sql(&self.target, &session("outbox-relay reconciler")).await {
-                    Ok(connection) => match self.serve(&connection, &mut pause).await {
+                    Ok(connection) => match self.serve(&connection, &mut since, &mut pause).await {
                         Interrupted::SessionEnded => return,
                         error @ Interrupted::Sql(_) => warn!(%error, "the reconciler starts over"),
                     },
@@ -91,15 +97,23 @@ impl Reconciler {
         stop.run_until_cancelled(work).await;
     }
 
-    async fn serve(&self, connection: &SqlConnection, pause: &mut Pause) -> Interrupted {
-        let due = Due { client: &connection.client, tables: &self.tables, cap: self.cap };
+    /// `since`: what was visible when the session began.
+    async fn serve(&self, connection: &SqlConnection, since: &mut Option<String>, pause: &mut Pause) -> Interrupted {
+        let client = &connection.client;
+        let since = match since {
+            Some(since) => since,
+            None => match outbox::snapshot(client).await {
+                Ok(snapshot) => since.insert(snapshot),
+                Err(error) => return error.into(),
+            },
+        };
+        let due = Due { client, tables: &self.tables, cap: self.cap, since };
         let mut sweep = Sweep::new();
         loop {
-            if let Err(interrupted) = self.pass(due, &mut sweep).await {
-                return interrupted;
-            }
-            if self.ask(Ask::PassOver).await.is_err() {
-                return Interrupted::SessionEnded;
+            match self.pass(due, &mut sweep).await {
+                Ok(true) if self.ask(Ask::PassOver).await.is_err() => return Interrupted::SessionEnded,
+                Ok(_) => {}
+                Err(interrupted) => return interrupted,
             }
             pause.reset();
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -108,16 +122,11 @@ impl Reconciler {
         }
     }
 
-    /// One pass over everything that may be due.
-    async fn pass(&self, due: Due<'_>, sweep: &mut Sweep) -> Result<(), Interrupted> {
+    /// One pass over everything that may be due. Returns whether it was whole.
+    async fn pass(&self, due: Due<'_>, sweep: &mut Sweep) -> Result<bool, Interrupted> {
         self.send_due(due).await?;
         self.sweep(due, sweep, &self.safe).await?;
-        if self.ordered {
-            self.release(due).await?;
-        } else {
-            self.release_all(due).await?;
-        }
-        Ok(())
+        if self.ordered { self.release(due).await } else { self.release_all(due).await }
     }
 
     /// Has rows sent, and waits for their outcomes, though not for long: someone may hold the lock of a row, and the

@@ -28,6 +28,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use tokio_postgres::error::SqlState;
 
 use crate::config::{Loaded, Mistakes, Origin};
 use crate::fault;
@@ -56,6 +57,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Run the relay
+    #[command(after_help = "Example:\n  outbox-relay run --config relay.toml")]
     Run,
     /// Make or update the outbox's tables
     Migrate(migrate::Migrate),
@@ -64,6 +66,9 @@ enum Command {
     /// Show at a glance whether it is healthy, how far behind it is, what waits and what is dead
     Status(status::Status),
     /// Relay a shop's orders, in places of its own that are removed at the end, and show them arrive
+    #[command(
+        after_help = "Example:\n  outbox-relay demo --postgres-url postgres://postgres@localhost/postgres --nats-url nats://localhost"
+    )]
     Demo,
     /// Look at the outbox's rows, and have failed ones tried again
     #[command(subcommand)]
@@ -105,7 +110,7 @@ enum Failure {
     Address(#[from] ConnectInfoError),
     #[error(transparent)]
     Postgres(#[from] ConnectError),
-    #[error("PostgreSQL: {}", crate::postgres::describe(.0))]
+    #[error("PostgreSQL: {}{}", crate::postgres::describe(.0), advice(.0))]
     Sql(#[from] tokio_postgres::Error),
     #[error(transparent)]
     Nats(#[from] ConnectFault),
@@ -120,6 +125,19 @@ enum Failure {
     /// A check found something, and has printed it.
     #[error("something was found")]
     Found,
+}
+
+/// What to do about a statement that PostgreSQL refused.
+fn advice(error: &tokio_postgres::Error) -> &'static str {
+    match error.code() {
+        Some(&SqlState::UNDEFINED_TABLE | &SqlState::UNDEFINED_COLUMN | &SqlState::UNDEFINED_FUNCTION) => {
+            "; run: outbox-relay migrate (or see that source.table and postgres.url name the outbox)"
+        }
+        Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
+            "; connect as a role that may (deploy/sql/roles.sql has roles for operators and for monitoring)"
+        }
+        _ => "",
+    }
 }
 
 fn hinted(failure: &fault::Failure) -> String {
@@ -179,7 +197,7 @@ fn dispatch(cli: Cli) -> Result<(), Failure> {
     let load = || load(cli.sources);
     match cli.command {
         Command::Run => run::run(load()?),
-        Command::Migrate(command) => command.run(&load()?),
+        Command::Migrate(command) => command.run(load()?),
         Command::Status(command) => command.run(load()?),
         Command::Doctor(command) => command.run(load()?),
         Command::Demo => demo::run(load()?),
@@ -192,7 +210,7 @@ fn dispatch(cli: Cli) -> Result<(), Failure> {
         Command::Verify(command) => command.run(load()?),
         Command::Config(command) => Ok(command.run(&load()?)?),
         Command::Completions(command) => Ok(command.run(Cli::command())?),
-        Command::Man(command) => Ok(command.run(Cli::command())?),
+        Command::Man(command) => command.run(Cli::command()),
     }
 }
 
@@ -224,5 +242,22 @@ mod tests {
     #[test]
     fn the_definitions_agree_with_each_other() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_help_of_each_command_ends_in_an_example_of_it() {
+        fn look(command: &clap::Command, path: &str) {
+            let mut parts = command.get_subcommands().peekable();
+            if parts.peek().is_some() {
+                return parts.for_each(|part| look(part, &format!("{path} {}", part.get_name())));
+            }
+            for help in [command.get_after_help(), command.get_after_long_help().or(command.get_after_help())] {
+                let help = help.map(ToString::to_string).unwrap_or_default();
+                let last = help.lines().last().unwrap_or_default();
+                assert!(last.starts_with(&format!("  {path}")), "{path}: {last:?}");
+                assert!(help.lines().any(|line| line.starts_with("Example")), "{path}: {help}");
+            }
+        }
+        look(&Cli::command(), "outbox-relay");
     }
 }

@@ -168,8 +168,8 @@ fn the_settings_in_effect_are_shown_without_secrets() {
         let found = table.lines().any(|shown| shown.starts_with(line) && shown.ends_with(&origin));
         assert!(found, "{line} {origin} in {table}");
     }
-    let list: Vec<serde_json::Value> = serde_json::from_str(&show("json")).unwrap();
-    let entry = |key: &str| list.iter().find(|entry| entry["key"] == key).unwrap();
+    let list: serde_json::Value = serde_json::from_str(&show("json")).unwrap();
+    let entry = |key: &str| list["rows"].as_array().unwrap().iter().find(|entry| entry["key"] == key).unwrap();
     assert_eq!(entry("delivery.max_in_flight_bytes")["value"], 64 << 20);
     assert_eq!(entry("nats.create.duplicate_window")["value"], 120);
     assert_eq!(entry("nats.token")["value"], serde_json::Value::Null);

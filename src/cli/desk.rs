@@ -133,15 +133,15 @@ pub fn report(acts: &[Act], format: Format) -> Result<(), Failure> {
         Format::Table if acts.is_empty() => writeln!(io::stderr(), "nothing fits; nothing was done")?,
         Format::Table if acts.len() == left && left == 1 => {}
         Format::Table => {
-            let row = |act: &Act| {
-                let event = act.event_id.clone().unwrap_or_default();
-                [act.id.to_string(), event, act.outcome.to_owned(), act.detail.clone().unwrap_or_default()]
-            };
-            output::table(
-                &mut out,
-                ["ID", "EVENT ID", "OUTCOME", "DETAIL"],
-                &acts.iter().map(row).collect::<Vec<_>>(),
-            )?;
+            let detail = |act: &Act| act.detail.clone().unwrap_or_default();
+            if acts.iter().any(|act| act.event_id.is_some()) {
+                let event = |act: &Act| act.event_id.clone().unwrap_or_default();
+                let rows = acts.iter().map(|act| [act.id.to_string(), event(act), act.outcome.to_owned(), detail(act)]);
+                output::table(&mut out, ["ID", "EVENT ID", "OUTCOME", "DETAIL"], &rows.collect::<Vec<_>>())?;
+            } else {
+                let rows = acts.iter().map(|act| [act.id.to_string(), act.outcome.to_owned(), detail(act)]);
+                output::table(&mut out, ["ID", "OUTCOME", "DETAIL"], &rows.collect::<Vec<_>>())?;
+            }
         }
     }
     match acts {

@@ -183,7 +183,11 @@ impl From<VerifyError> for Failure {
             VerifyError::Sql(error) => Self::Sql(error),
             VerifyError::Settings(problem) => Self::Unfit(problem),
             VerifyError::JetStream { stream, failure } => {
-                Self::Unfit(format!("stream {stream:?}: {}", super::hinted(&failure)))
+                let told = super::hinted(&failure);
+                Self::Unfit(match failure {
+                    crate::fault::Failure::StreamMissing(_) => told,
+                    _ => format!("stream {stream:?}: {told}"),
+                })
             }
         }
     }

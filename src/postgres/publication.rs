@@ -58,7 +58,9 @@ impl PublicationFault {
 impl Display for PublicationFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let choice = match self {
-            Self::Missing(..) => "let the relay create it (source.create = true) or ",
+            Self::Missing(..) => {
+                "let the relay make it (source.create = true), run `outbox-relay publication create` as the table's owner, or "
+            }
             _ => "",
         };
         write!(f, "{}; {choice}run: {}", self.problem(), self.mend())

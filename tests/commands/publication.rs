@@ -21,6 +21,7 @@ async fn a_publication_is_made_shown_and_judged() {
         let (settings, name) = (&scene.settings, scene.database.publication.as_str());
         let missing = expect(settings, &["publication", "show"], 1).await;
         assert!(missing.one_line().contains("CREATE PUBLICATION"), "{missing:?}");
+        assert!(missing.one_line().contains("outbox-relay publication create"), "{missing:?}");
         expect(settings, &["publication", "create"], 0).await;
         let again = expect(settings, &["publication", "create"], 1).await;
         assert!(again.one_line().contains("exists already"), "{again:?}");

@@ -199,9 +199,9 @@ async fn what_waits_for_a_relay_is_found_and_goes_when_one_runs() {
              SELECT 'a', '1', 'e', '{}'::jsonb, 'pending', now() - interval '1 hour', NULL::timestamptz, NULL::timestamptz
              UNION ALL SELECT 'a', '2', 'e', '{}', 'failed', now(), now() - interval '1 hour', now()";
         patient.sql(rows).await;
-        // Enough, however much of it is still in the server's memory.
+        // Some more than that, since the newest of it may not be written yet.
         patient
-            .sql("SELECT pg_logical_emit_message(false, 'p', repeat('x', 1000000)) FROM generate_series(1, 24)")
+            .sql("SELECT pg_logical_emit_message(false, 'p', repeat('x', 1000000)) FROM generate_series(1, 36)")
             .await;
         let ids = ["slot-lag", "rows-overdue", "rows-waiting"];
         let report = patient.report().await;

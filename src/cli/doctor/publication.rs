@@ -21,10 +21,13 @@ pub fn judge(
             if is_made {
                 return Finding::note(object(), "it does not exist yet", "the relay makes it when it starts");
             }
-            let why = "the relay cannot make it: its role must own the table and may CREATE in the database, and \
-                       source.create must be true";
-            let finding = Finding::error(object(), "it does not exist", why);
-            if may_publish { finding.command("outbox-relay publication create") } else { finding.sql(fault.mend()) }
+            let error = |why: &str| Finding::error(object(), "it does not exist", why);
+            if may_publish {
+                return error("source.create = false keeps the relay from making it, so that it refuses to start")
+                    .command("outbox-relay publication create");
+            }
+            error("the relay cannot make it: its role must own the table and may CREATE in the database")
+                .sql(fault.mend())
         }),
     );
     let fault_id = |fault: &PublicationFault| match fault {

@@ -45,7 +45,7 @@ fn lines(report: &Report) -> Vec<(String, String)> {
 
 fn postgres(postgres: &Postgres, line: &mut impl FnMut(&str, String)) {
     let version = postgres.version.as_deref().unwrap_or_default();
-    line("PostgreSQL", if postgres.answers { format!("{version} answers") } else { "does not answer".to_owned() });
+    line("PostgreSQL", if postgres.answers { format!("{version} answers") } else { "no connection".to_owned() });
     if let Some(slot) = &postgres.slot {
         line("  slot", slot_line(slot));
         if slot.exists && !slot.is_lost() {
@@ -108,7 +108,7 @@ fn rows_lines(rows: &Rows, table: &str, line: &mut impl FnMut(&str, String)) {
 
 fn nats(nats: &Nats, line: &mut impl FnMut(&str, String)) {
     let server = nats.server.as_deref().unwrap_or_default();
-    line("NATS", if nats.answers { format!("{server} answers") } else { "does not answer".to_owned() });
+    line("NATS", if nats.answers { format!("{server} answers") } else { "no connection".to_owned() });
     match &nats.stream {
         Some(stream) => {
             let leader = if stream.has_leader { "has a leader" } else { "has no leader" };

@@ -32,6 +32,7 @@
 //! | [`cli`] | the command line: one file a command |
 //! | [`config`] | the tree of settings, from file, environment and flags |
 //! | [`relay`] | the wiring: the only module that knows every stage |
+//! | [`pace`] | when the thread of a busy relay rests |
 //! | [`flow`] | pure: events, decoding, routing, order, delivery, what may be confirmed |
 //! | [`postgres`] | everything that speaks to PostgreSQL, and all SQL |
 //! | [`nats`] | everything that speaks to NATS |
@@ -71,6 +72,19 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! The program [`cli`] gives it a thread of its own, which rests for moments while much is to do (see [`pace`]); without
+//! that it takes more system calls for each event of a backlog:
+//!
+//! ```no_run
+//! # fn run() -> std::io::Result<()> {
+//! # let relay = async {};
+//! let mut alone = tokio::runtime::Builder::new_current_thread();
+//! let runtime = alone.enable_all().on_thread_park(outbox_relay::pace::rest).build()?;
+//! std::thread::spawn(move || runtime.block_on(relay));
+//! # Ok(())
+//! # }
+//! ```
 #![forbid(unsafe_code)]
 
 pub mod admin;
@@ -79,7 +93,7 @@ pub mod config;
 pub mod fault;
 pub mod flow;
 pub mod nats;
-mod pace;
+pub mod pace;
 mod pause;
 pub mod postgres;
 pub mod reconcile;

@@ -27,14 +27,15 @@ struct Watch {
 }
 
 /// A change was received.
-pub fn note() {
+pub(crate) fn note() {
     WATCH.with(|watch| {
         let now = watch.get().unwrap_or_else(|| Watch { since: Instant::now(), changes: 0 });
         watch.set(Some(Watch { changes: now.changes.saturating_add(1), ..now }));
     });
 }
 
-/// Called when the runtime's only thread has nothing left to do and is about to wait for events.
+/// For `on_thread_park` of a runtime with one thread that runs nothing but relays: called when that has nothing left to do
+/// and is about to wait for events, it sleeps for 300 µs if much has come just before.
 pub fn rest() {
     WATCH.with(|watch| {
         let Some(Watch { since, changes }) = watch.get() else { return };

@@ -204,7 +204,7 @@ pub async fn run(settings: Settings) -> Result<(), RunError> {
     result
 }
 
-/// Runs the relay until `stop` is called.
+/// Runs the relay until `stop` is called. A runtime of its own serves it best: see [`crate::pace`].
 ///
 /// # Errors
 /// As [`run`].

@@ -47,6 +47,7 @@ mod sharing;
 mod slot;
 mod smoke;
 mod source;
+mod speed;
 mod standby;
 mod start_up;
 mod status;

@@ -20,19 +20,22 @@ impl Backlog {
         Self { rows, batch: 1, aggregates: 5000, bytes: 300 }
     }
 
-    /// Commits the rows and ends the checkpoint that they cause, so that the drain does not pay for it.
+    /// Commits the rows and ends the checkpoint that they cause, so that the drain does not pay for it. Payloads do not
+    /// compress: PostgreSQL would store long ones as almost nothing.
     pub async fn insert(self, case: &Case<'_>) {
         let Self { rows, batch, aggregates, bytes } = self;
         let insert = format!(
-            "DO $$ BEGIN FOR t IN 0..{last} LOOP
+            "DO $$ DECLARE noise text := (SELECT string_agg(md5(i::text), '') FROM generate_series(1, {pieces}) i);
+             BEGIN FOR t IN 0..{last} LOOP
                INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload)
                SELECT 'order', 'order-' || i % {aggregates}, 'placed',
-                 jsonb_build_object('n', i, 'note', repeat('x', {ballast}))
+                 jsonb_build_object('n', i, 'note', substr(noise, 1 + i % 1000, {ballast}))
                FROM generate_series(t * {batch}, t * {batch} + {batch} - 1) i;
                COMMIT;
              END LOOP; END $$",
             last = rows.div_ceil(batch) - 1,
             ballast = bytes.saturating_sub(30),
+            pieces = (bytes + 1000).div_ceil(32),
         );
         case.sql("SET synchronous_commit = off").await;
         case.sql(&insert).await;

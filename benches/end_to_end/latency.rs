@@ -18,12 +18,21 @@ struct Pace {
     /// Connections that share them: a commit takes longer than the time between two events of a high rate.
     producers: u32,
     seconds: u32,
+    /// Of each payload.
+    bytes: usize,
+    /// Run only by name.
+    long: bool,
 }
 
-const PACES: [Pace; 3] = [
-    Pace { name: "latency/100", rate: 100, producers: 1, seconds: 10 },
-    Pace { name: "latency/500", rate: 500, producers: 2, seconds: 8 },
-    Pace { name: "latency/5000", rate: 5000, producers: 16, seconds: 4 },
+const BASE: Pace = Pace { name: "", rate: 100, producers: 1, seconds: 10, bytes: 300, long: false };
+
+const PACES: [Pace; 6] = [
+    Pace { name: "latency/100", ..BASE },
+    Pace { name: "latency/500", rate: 500, producers: 2, seconds: 8, ..BASE },
+    Pace { name: "latency/5000", rate: 5000, producers: 16, seconds: 4, ..BASE },
+    Pace { name: "scale/latency of 8 KiB", bytes: 8 << 10, seconds: 4, long: true, ..BASE },
+    Pace { name: "scale/latency of 64 KiB", bytes: 64 << 10, seconds: 4, long: true, ..BASE },
+    Pace { name: "scale/latency of 512 KiB", bytes: 512 << 10, rate: 20, seconds: 5, long: true, ..BASE },
 ];
 
 /// Not measured: the first moments, in which connections, plans and caches are new.
@@ -31,7 +40,7 @@ const WARM_UP: u32 = 20;
 
 pub async fn run(plan: &Plan, site: &mut Site, report: &mut Report) {
     for _ in 0..plan.runs {
-        for pace in PACES.iter().filter(|pace| plan.wants(pace.name, false)) {
+        for pace in PACES.iter().filter(|pace| plan.wants(pace.name, pace.long)) {
             let case = site.case(Over::Tcp).await;
             measure(pace, &case, report).await;
             case.end().await;
@@ -45,9 +54,9 @@ async fn measure(pace: &Pace, case: &Case<'_>, report: &mut Report) {
     let arrivals = subscribe(case.site.nats.port(), &case.space.subjects(), count as usize, Duration::from_secs(20));
     let cpu = process::cpu(relay.pid());
     let url = case.site.postgres.url(&case.name);
-    let (rate, producers, share) = (pace.rate, pace.producers, count / pace.producers);
+    let (rate, producers, share, bytes) = (pace.rate, pace.producers, count / pace.producers, pace.bytes);
     // A thread of their own: what the measurement itself does must not delay them.
-    let commits = std::thread::spawn(move || produce(&url, rate, producers, share));
+    let commits = std::thread::spawn(move || produce(&url, (rate, producers), share, bytes));
     let commits = tokio::task::spawn_blocking(|| commits.join().expect("the producers end")).await.expect("join");
     let arrivals = tokio::task::spawn_blocking(move || arrivals.recv_timeout(Duration::from_mins(1)));
     let arrivals = match arrivals.await.expect("join") {
@@ -80,7 +89,7 @@ struct Commit {
     returned: Instant,
 }
 
-fn produce(url: &str, rate: u32, producers: u32, share: u32) -> Vec<Commit> {
+fn produce(url: &str, (rate, producers): (u32, u32), share: u32, bytes: usize) -> Vec<Commit> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
         let start = Instant::now() + Duration::from_millis(300);
@@ -89,7 +98,7 @@ fn produce(url: &str, rate: u32, producers: u32, share: u32) -> Vec<Commit> {
                 // Each at its own moments, so that together they make an even pace.
                 let first = start + Duration::from_secs(1) * producer / rate;
                 let step = Duration::from_secs(1) * producers / rate;
-                tokio::spawn(producer_task(url.to_owned(), producer, share, first, step))
+                tokio::spawn(producer_task(url.to_owned(), producer, (share, bytes), first, step))
             })
             .collect();
         let mut commits = Vec::new();
@@ -101,17 +110,24 @@ fn produce(url: &str, rate: u32, producers: u32, share: u32) -> Vec<Commit> {
     })
 }
 
-async fn producer_task(url: String, producer: u32, share: u32, first: Instant, step: Duration) -> Vec<Commit> {
+async fn producer_task(
+    url: String,
+    producer: u32,
+    (share, bytes): (u32, usize),
+    first: Instant,
+    step: Duration,
+) -> Vec<Commit> {
     let client = connect(&url).await;
     let insert = "INSERT INTO outbox_events (event_id, aggregate_type, aggregate_id, event_type, payload)
-                  VALUES ($1, 'order', $2, 'placed', jsonb_build_object('note', repeat('x', 270)))";
+                  VALUES ($1, 'order', $2, 'placed', jsonb_build_object('note', $3::text))";
     let insert = client.prepare(insert).await.expect("prepare");
+    let note: String = std::iter::repeat_with(fastrand::alphanumeric).take(bytes.saturating_sub(30)).collect();
     let mut commits = Vec::with_capacity(share as usize);
     for number in 0..share {
         tokio::time::sleep_until((first + step * number).into()).await;
         let (id, aggregate) = (format!("{producer}-{number}"), format!("order-{}", number * 16 + producer));
         let began = Instant::now();
-        client.execute(&insert, &[&id, &aggregate]).await.expect("insert");
+        client.execute(&insert, &[&id, &aggregate, &note]).await.expect("insert");
         commits.push(Commit { id, began, returned: Instant::now() });
     }
     commits

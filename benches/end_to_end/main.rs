@@ -19,6 +19,7 @@ mod bars;
 mod drain;
 mod latency;
 mod memory;
+mod plot;
 mod process;
 mod report;
 mod scale;
@@ -66,5 +67,9 @@ async fn main() {
     memory::run(&plan, &mut site, &mut report).await;
     println!("\n{}", report.table());
     println!("{}", bars::table(&report));
-    println!("figures: {}", report.write_json().display());
+    let json = report.write_json();
+    println!("figures: {}", json.display());
+    if let Some(plot) = plot::of(&report) {
+        std::fs::write(json.with_file_name("scale.svg"), plot).expect("write the plot");
+    }
 }

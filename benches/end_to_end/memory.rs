@@ -1,4 +1,5 @@
-//! The most resident memory of the relay, in cases that would let it grow if anything did. Run by name only.
+//! The most resident memory of the relay, in cases that would let it grow if anything did. Run by name only. That of a
+//! large transaction and of a fast stream of events is told by the cases of `drain` and `latency`.
 
 use std::time::Duration;
 
@@ -18,12 +19,12 @@ pub async fn run(plan: &Plan, site: &mut Site, report: &mut Report) {
         if !plan.wants(name, true) {
             continue;
         }
-        let mut case = site.case(Over::Tcp).await;
+        let case = site.case(Over::Tcp).await;
         let relay = match name {
             "memory/bounded/idle" => idle(&case).await,
             "memory/bounded/waiting rows" => waiting_rows(&case, plan.sized(1_000_000)).await,
             "memory/bounded/NATS frozen" => nats_frozen(&case, plan.sized(100_000)).await,
-            _ => held_rows(&mut case, plan.sized(100_000)).await,
+            _ => held_rows(&case, plan.sized(100_000)).await,
         };
         report.add(name, "peak resident, MiB", process::peak_mib(relay.pid()));
         drop(relay);
@@ -56,22 +57,23 @@ async fn nats_frozen(case: &Case<'_>, rows: u64) -> Relay {
     relay
 }
 
-/// An event that no stream takes, and behind it the others of its aggregate.
-async fn held_rows(case: &mut Case<'_>, rows: u64) -> Relay {
-    let placed = format!("{}.order.placed", case.space.prefix);
-    case.set("nats.create.subjects", &placed);
+/// Aggregates of which one event waits for a retry and the others behind it, until they are released all at once.
+async fn held_rows(case: &Case<'_>, rows: u64) -> Relay {
+    const AGGREGATES: u64 = 1000;
+    case.sql(&format!(
+        "INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload, status, next_retry_at)
+         SELECT 'order', 'order-' || i, 'placed', '{{}}', 'failed', now() + interval '1 h'
+         FROM generate_series(0, {AGGREGATES} - 1) i"
+    ))
+    .await;
     let relay = case.relay().await;
-    case.sql("INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload) VALUES ('order', 'order-0', 'stray', '{}')")
-        .await;
-    eventually(PATIENCE, "the event fails", async || {
-        case.number("SELECT count(*) FROM outbox_events WHERE status = 'failed'").await > 0.0
+    Backlog { batch: 100, aggregates: AGGREGATES, ..Backlog::single(rows) }.insert(case).await;
+    eventually(PATIENCE, "the rows are held", async || {
+        let free = "SELECT count(*) FROM outbox_events WHERE status = 'pending' AND next_retry_at IS NULL";
+        case.number(free).await == 0.0
     })
     .await;
-    Backlog { batch: 100, aggregates: 1, ..Backlog::single(rows) }.insert(case).await;
-    eventually(PATIENCE, "the rows are held, or were released again", async || {
-        case.number("SELECT count(*) FROM outbox_events WHERE status = 'pending' AND next_retry_at IS NULL").await
-            == 0.0
-    })
-    .await;
+    case.sql("UPDATE outbox_events SET next_retry_at = now() WHERE status = 'failed'").await;
+    settled(&relay, "completed", rows + AGGREGATES).await;
     relay
 }

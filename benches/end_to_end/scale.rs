@@ -1,13 +1,17 @@
-//! How throughput changes with the size of payloads, the number of aggregates, and the rows that are kept. Run by name
-//! only.
+//! How throughput changes with the size of payloads, the number of aggregates, the rows that are kept, and a second
+//! relay. Run by name only.
+
+use std::time::Instant;
 
 use crate::Plan;
 use crate::backlog::Backlog;
 use crate::drain::{BASE, Drain, measure, through_the_relay};
+use crate::harness::relay::{Relay, RelaySettings};
+use crate::process;
 use crate::report::Report;
-use crate::site::{Over, Site};
+use crate::site::{Case, Over, PATIENCE, Site, settled};
 
-const PAYLOADS: [(&str, u64); 5] = [
+pub const PAYLOADS: [(&str, u64); 5] = [
     ("scale/payload 100 B", 100),
     ("scale/payload 1 KiB", 1 << 10),
     ("scale/payload 8 KiB", 8 << 10),
@@ -17,7 +21,7 @@ const PAYLOADS: [(&str, u64); 5] = [
 /// No more than this is written for a case of payloads.
 const BYTES: u64 = 256 << 20;
 
-const AGGREGATES: [(&str, u64); 5] = [
+pub const AGGREGATES: [(&str, u64); 5] = [
     ("scale/1 aggregate", 1),
     ("scale/10 aggregates", 10),
     ("scale/100 aggregates", 100),
@@ -27,6 +31,8 @@ const AGGREGATES: [(&str, u64); 5] = [
 
 const KEPT: &str = "scale/10000000 kept rows";
 
+const SHARED: [(&str, usize); 2] = [("scale/shared by 1 relay", 1), ("scale/shared by 2 relays", 2)];
+
 pub async fn run(plan: &Plan, site: &mut Site, report: &mut Report) {
     for (name, bytes) in PAYLOADS.into_iter().filter(|(name, _)| plan.wants(name, true)) {
         let rows = plan.sized(100_000).min(BYTES / bytes);
@@ -35,6 +41,9 @@ pub async fn run(plan: &Plan, site: &mut Site, report: &mut Report) {
     for (name, aggregates) in AGGREGATES.into_iter().filter(|(name, _)| plan.wants(name, true)) {
         let rows = plan.sized(if aggregates < 100 { 20_000 } else { 100_000 });
         measure(&Drain { name, backlog: Backlog { aggregates, ..Backlog::single(rows) }, ..BASE }, site, report).await;
+    }
+    for (name, relays) in SHARED.into_iter().filter(|(name, _)| plan.wants(name, true)) {
+        shared(name, relays, Backlog::single(plan.sized(200_000)), site, report).await;
     }
     if plan.wants(KEPT, true) {
         for _ in 0..plan.runs {
@@ -53,13 +62,56 @@ async fn kept_rows(plan: &Plan, site: &mut Site, report: &mut Report) {
         case.sql(&format!(
             "INSERT INTO outbox_events (event_id, aggregate_type, aggregate_id, event_type, payload, status, processed_at)
              SELECT 'kept-' || i, 'order', 'order-' || i % 100000, 'placed', '{{}}', 'completed', now()
-             FROM generate_series(1, {kept}) i; ANALYZE outbox_events"
+             FROM generate_series(1, {kept}) i"
         ))
         .await;
+        // Now, so that the server does not do it while it is measured.
+        case.sql("VACUUM ANALYZE outbox_events").await;
         case.make_slot().await;
         backlog.insert(&case).await;
         *speed = through_the_relay(&Drain { name, backlog, ..BASE }, &case, report).await;
         case.end().await;
     }
     report.add(KEPT, "times an empty table", speeds[1] / speeds[0]);
+}
+
+/// Relays on one database that share its rows by the row filters of their publications.
+async fn shared(name: &str, relays: usize, backlog: Backlog, site: &mut Site, report: &mut Report) {
+    let case = site.case(Over::Tcp).await;
+    let mut shares = Vec::new();
+    for number in 0..relays {
+        shares.push(share(&case, relays, number).await);
+    }
+    for (settings, _) in &shares {
+        let mut relay = settings.start();
+        relay.wait_ready().await;
+        relay.terminate(PATIENCE).await;
+    }
+    backlog.insert(&case).await;
+    let mut rows = Vec::new();
+    for (_, filter) in &shares {
+        rows.push(case.number(&format!("SELECT count(*) FROM outbox_events WHERE {filter}")).await as u64);
+    }
+    let began = Instant::now();
+    let running: Vec<Relay> = shares.iter().map(|(settings, _)| settings.start()).collect();
+    for (relay, rows) in running.iter().zip(rows) {
+        settled(relay, "completed", rows).await;
+    }
+    report.add(name, "events/s", backlog.rows as f64 / began.elapsed().as_secs_f64());
+    let cpu: f64 = running.iter().map(|relay| process::cpu(relay.pid()).as_secs_f64()).sum();
+    report.add(name, "relay CPU, us/event", cpu * 1e6 / backlog.rows as f64);
+    for mut relay in running {
+        relay.terminate(PATIENCE).await;
+    }
+    case.end().await;
+}
+
+/// The settings of one relay of several, and the filter of its publication.
+async fn share(case: &Case<'_>, relays: usize, number: usize) -> (RelaySettings, String) {
+    let (name, filter) = (format!("share_{number}"), format!("abs(hashtext(aggregate_id)) % {relays} = {number}"));
+    let publication =
+        format!("CREATE PUBLICATION {name} FOR TABLE outbox_events WHERE ({filter}) WITH (publish = 'insert')");
+    case.sql(&publication).await;
+    let slot = format!("{}_{number}", case.name);
+    (case.settings.clone().set("source.slot", &slot).set("source.publication", &name), filter)
 }

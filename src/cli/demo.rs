@@ -23,6 +23,7 @@ use crate::nats;
 use crate::nats::connect::{ConnectFault, Connection};
 use crate::nats::demo::Listener;
 use crate::nats::stream::Stream;
+use crate::pace;
 use crate::postgres::connect::{ConnectError, ConnectInfoError, Target};
 use crate::postgres::demo::{self, Overseer};
 use crate::postgres::store::EnqueueError;
@@ -256,7 +257,7 @@ fn start_relay(
     stop: CancellationToken,
     ended: oneshot::Sender<Result<(), RunError>>,
 ) -> io::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().on_thread_park(pace::rest).build()?;
     std::thread::Builder::new().name("relay".to_owned()).spawn(move || {
         // An error says that the demo has ended.
         let _ = ended.send(runtime.block_on(relay::run_until(settings, stop)));

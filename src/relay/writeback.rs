@@ -1,12 +1,16 @@
 //! The write-back stage: takes reports, commits outcomes, says which are settled.
 
+mod backlog;
+
+pub use backlog::Backlog;
+
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant as TokioInstant, sleep, sleep_until, timeout};
+use tokio::time::{sleep, timeout};
 use tracing::{debug, warn};
 
 use super::announce::Announcer;
@@ -19,15 +23,6 @@ use crate::postgres::describe;
 use crate::postgres::outbox::{NOTE_REACH, Place, Recorded, Tables, Writeback, is_locked, lock_holders};
 use crate::telemetry::health::{Condition, Health};
 use crate::telemetry::metrics::{Metrics, peer, status};
-
-/// Rows in one statement, at most.
-const BATCH: usize = 1000;
-/// How often outcomes are committed, at most, unless a whole batch waits: each commit makes the server wait for its disk,
-/// and few large ones leave it more time for those of the applications.
-const GATHER: Duration = Duration::from_millis(10);
-/// How soon a row that could not be had is tried again; it doubles up to the longest.
-const SOON: Duration = Duration::from_millis(20);
-const LONGEST: Duration = Duration::from_secs(1);
 
 /// Bytes of log after which the place is noted although no outcome was recorded.
 const FAR: u64 = 1024 * 1024;
@@ -97,20 +92,6 @@ async fn answer<T>(asked: impl Future<Output = Result<T, tokio_postgres::Error>>
     }
 }
 
-/// Reports that are not settled yet.
-#[derive(Debug, Default)]
-pub struct Backlog {
-    due: Vec<Report>,
-    later: Vec<Late>,
-}
-
-#[derive(Debug)]
-struct Late {
-    at: Instant,
-    tries: u32,
-    report: Report,
-}
-
 impl WritebackStage {
     /// Runs until the channel of reports is closed and everything is settled. The connection is made anew whenever it
     /// breaks: an outcome that is known is never forgotten.
@@ -151,7 +132,9 @@ impl WritebackStage {
                     Err(error) => return Err(error),
                 }
             }
-            if !self.collect().await || (self.reports.is_closed() && since.elapsed() > PATIENCE) {
+            if !self.backlog.collect(&mut self.reports).await
+                || (self.reports.is_closed() && since.elapsed() > PATIENCE)
+            {
                 self.backlog.say_what_is_left();
                 let place = self.place();
                 // Without this note the next session only looks up more rows than it has to.
@@ -175,35 +158,7 @@ impl WritebackStage {
             } else {
                 self.is_free();
             }
-            if self.reports.len() < BATCH && !self.reports.is_closed() {
-                sleep_until((began + GATHER).into()).await;
-            }
-        }
-    }
-
-    /// Waits until something is due. `false`: all is done.
-    async fn collect(&mut self) -> bool {
-        let room = BATCH.saturating_sub(self.backlog.due.len());
-        let next = self.backlog.next_due();
-        if !self.backlog.due.is_empty() || next.is_some_and(|at| at <= Instant::now()) {
-            while self.backlog.due.len() < BATCH
-                && let Ok(report) = self.reports.try_recv()
-            {
-                self.backlog.due.push(report);
-            }
-            return true;
-        }
-        let look = Instant::now() + LONGEST;
-        let wake = TokioInstant::from_std(next.map_or(look, |next| next.min(look)));
-        tokio::select! {
-            count = self.reports.recv_many(&mut self.backlog.due, room) => {
-                if count == 0 && next.is_some() {
-                    // Closed, but rows are still waited for.
-                    sleep_until(wake).await;
-                }
-                count > 0 || next.is_some()
-            }
-            () = sleep_until(wake) => true,
+            backlog::gather(&self.reports, began).await;
         }
     }
 
@@ -335,40 +290,6 @@ impl WritebackStage {
     fn dead_letter(&self, event: &Event, code: &'static str, reason: &str) {
         self.metrics.dead_letters.of(code).inc();
         self.announcer.announce(event, code, reason);
-    }
-}
-
-impl Backlog {
-    fn next_due(&self) -> Option<Instant> {
-        self.later.iter().map(|late| late.at).min()
-    }
-
-    /// What may be written at `now`, with the number of tries before.
-    fn take(&mut self, now: Instant) -> Vec<(u32, Report)> {
-        let ready = self.later.extract_if(.., |late| late.at <= now).map(|late| (late.tries, late.report));
-        let mut batch: Vec<_> = ready.take(BATCH).collect();
-        batch.extend(self.due.drain(..).map(|report| (0, report)));
-        batch
-    }
-
-    fn is_empty(&self) -> bool {
-        self.due.is_empty() && self.later.is_empty()
-    }
-
-    fn say_what_is_left(&self) {
-        let rows = self.later.len() + self.due.len();
-        if rows > 0 {
-            warn!(rows, "the outcomes of some rows could not be written; they are sent again, under the same ids");
-        }
-    }
-
-    fn put_back(&mut self, batch: Vec<(u32, Report)>) {
-        self.due.extend(batch.into_iter().map(|(_, report)| report));
-    }
-
-    fn later(&mut self, tries: u32, report: Report) {
-        let wait = SOON.saturating_mul(1 << tries.min(10)).min(LONGEST);
-        self.later.push(Late { at: Instant::now() + wait, tries, report });
     }
 }
 

@@ -89,3 +89,38 @@ async fn the_session_survives_a_lock_of_the_whole_table() {
     relay.wait_ready().await;
     assert!(!relay.log().contains("the session ended"), "{}", relay.log());
 }
+
+/// A dead letter and the outcomes beside it are written in one transaction.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dead_letters_that_someone_locks_are_told_of() {
+    let scene = Scene::new().await;
+    let mut relay = scene.relay().await;
+    let holder = psql(&scene).await;
+    holder.batch_execute("BEGIN; LOCK TABLE outbox_dead_letter IN ACCESS EXCLUSIVE MODE").await.unwrap();
+    scene.sql(&insert(1, 1)).await;
+    scene.sql(&insert(1, 1).replace("'{}'", "to_jsonb(repeat('x', 1500000))")).await;
+    eventually(DELIVERED, "it is told of", async || says(&relay, "outbox_dead_letter by process").await).await;
+    assert!(lives(&relay).await);
+    holder.batch_execute("ROLLBACK").await.unwrap();
+    scene.wait_number("SELECT count(*) FROM outbox_dead_letter", 1).await;
+    scene.wait_completed(1).await;
+    relay.wait_ready().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_table_that_is_locked_when_a_session_begins_is_told_of() {
+    let scene = Scene::new().await;
+    let mut relay = scene.relay().await;
+    scene.wait_number("SELECT count(*) FROM outbox_relay_state WHERE needs_drain", 0).await;
+    assert!(relay.terminate(DELIVERED).await.success());
+    scene.sql(&insert(3, 1)).await;
+    let holder = psql(&scene).await;
+    holder.batch_execute("BEGIN; LOCK TABLE outbox_events IN ACCESS EXCLUSIVE MODE").await.unwrap();
+    let mut relay = scene.settings.start();
+    eventually(DELIVERED, "it is told of", async || says(&relay, "outbox_events by process").await).await;
+    assert!(lives(&relay).await);
+    holder.batch_execute("ROLLBACK").await.unwrap();
+    scene.wait_completed(3).await;
+    relay.wait_ready().await;
+    assert_eq!((publishes(&relay, "stored").await, publishes(&relay, "duplicate").await), (3, 0));
+}

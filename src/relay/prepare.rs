@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 use tracing::{info, warn};
 
@@ -9,7 +10,7 @@ use super::{Relay, Setback};
 use crate::config::{OnSuccess, Settings, Source, TableName};
 use crate::postgres::checks::{self, ServerFacts, ServerFault};
 use crate::postgres::connect::{self, Session, Socket, SqlConnection};
-use crate::postgres::migrate::{self, SchemaState};
+use crate::postgres::migrate::{self, MigrateError, SchemaState};
 use crate::postgres::outbox::{self, RelayState, Tables};
 use crate::postgres::publication::{self, PublicationFault};
 use crate::postgres::slot::SlotInfo;
@@ -52,17 +53,19 @@ impl Ground {
             other => Ok(other?),
         }
     }
+}
 
-    /// Says who holds the lock where that is what a session came to grief on.
-    pub async fn told_of_locks(&self, setback: Setback) -> Setback {
-        match setback {
-            Setback::Sql(error) if outbox::is_locked(&error) => {
-                let holders = outbox::lock_holders(&self.control.client, &self.tables).await.unwrap_or_default();
-                let holders = if holders.is_empty() { "by someone who has gone just now" } else { &holders };
-                Setback::Transient(format!("the outbox is locked: {holders}; the relay begins when it is free"))
-            }
-            other => other,
+/// Says who holds the lock where that is what a session came to grief on.
+pub async fn told_of_locks(client: &Client, tables: &Tables, setback: Setback) -> Setback {
+    match setback {
+        Setback::Sql(error) | Setback::Schema(MigrateError::Database { source: error, .. })
+            if outbox::is_locked(&error) =>
+        {
+            let holders = outbox::lock_holders(client, tables).await.unwrap_or_default();
+            let holders = if holders.is_empty() { "by someone who has gone just now" } else { &holders };
+            Setback::Transient(format!("the outbox is locked: {holders}; the relay begins when it is free"))
         }
+        other => other,
     }
 }
 
@@ -76,9 +79,16 @@ pub async fn answered<T>(step: &str, taken: impl Future<Output = Result<T, Setba
 
 /// Connects and checks.
 pub async fn check(relay: &Relay) -> Result<Ground, Setback> {
-    let source = &relay.settings.source;
     let control = connect::sql(&relay.postgres, &control_session()).await?;
-    let client = &control.client;
+    let mut tables = Tables::of(&relay.settings.source.table);
+    match inspect(relay, &control.client, &mut tables).await {
+        Ok((server, mark)) => Ok(Ground { control, server, tables, mark }),
+        Err(setback) => Err(told_of_locks(&control.client, &tables, setback).await),
+    }
+}
+
+async fn inspect(relay: &Relay, client: &Client, tables: &mut Tables) -> Result<(ServerFacts, String), Setback> {
+    let source = &relay.settings.source;
     let server = checks::check_server(client).await?.map_err(fatal)?;
     if let Some(grant) = grants::missing_on_schema(client, &source.table).await? {
         return Err(Setback::Fatal(format!("the role may not use the outbox's schema; run: {grant}")));
@@ -87,17 +97,16 @@ pub async fn check(relay: &Relay) -> Result<Ground, Setback> {
         SchemaState::Current => {}
         state => return Err(fatal(unmigrated(&state, &source.table))),
     }
-    let mut tables = Tables::of(&source.table);
     let settings = &relay.settings;
     let deletes = settings.writeback.on_success == OnSuccess::Delete || settings.reconcile.retention.is_some();
-    let grants = grants::missing(client, &tables, deletes, settings.compensation.enabled).await?;
+    let grants = grants::missing(client, tables, deletes, settings.compensation.enabled).await?;
     if !grants.is_empty() {
         return Err(Setback::Fatal(format!("the role lacks privileges; run: {}", grants.join("; "))));
     }
     // First the mark, then the check: what changes in between is noticed.
     let mut mark = publication::mark(client, &source.publication, &source.table).await?;
     if mend_publication(client, source).await? {
-        let state = RelayState { client, tables: &tables, slot: &source.slot };
+        let state = RelayState { client, tables, slot: &source.slot };
         state.read().await?;
         // Rows may have been written that no log shows.
         state.set_needs_drain(true).await?;
@@ -107,7 +116,7 @@ pub async fn check(relay: &Relay) -> Result<Ground, Setback> {
         tables.leave_hidden(&filter);
     }
     relay.health.clear(Condition::Source);
-    Ok(Ground { control, server, tables, mark })
+    Ok((server, mark))
 }
 
 /// What is wrong with the tables, and the mend.

@@ -34,7 +34,9 @@ pub async fn run(relay: &mut Relay, nats: &mut deliver::Nats) -> Result<(), Setb
         Err(setback) => Err(setback),
     };
     match result {
-        Err(setback) if !relay.stop.is_cancelled() => Err(beating(&pulse, ground.told_of_locks(setback)).await),
+        Err(setback) if !relay.stop.is_cancelled() => {
+            Err(beating(&pulse, prepare::told_of_locks(&ground.control.client, &ground.tables, setback)).await)
+        }
         _ => Ok(()),
     }
 }

@@ -28,7 +28,7 @@ impl Deliver<'_> {
             // A reconciler that does not wait for the answer has ended.
             Ask::Blocks(reply) => drop(reply.send(self.delivery.gate().all_blocks())),
             Ask::Open(some, reply) => {
-                for aggregate in some.iter() {
+                for aggregate in &some {
                     self.delivery.gate().open(aggregate);
                 }
                 drop(reply.send(self.delivery.gate().blocks(&some)));

@@ -145,6 +145,8 @@ impl Reconciler {
     }
 }
 
+/// Statistics never say how many rows are held just now: where none are expected, PostgreSQL would compare each of them
+/// with each aggregate that is free, which takes minutes for 100,000 rows instead of a tenth of a second.
 fn session(name: &str) -> Session {
-    Session::new(name).with("statement_timeout", "60s").with("row_security", "off")
+    Session::new(name).with("statement_timeout", "60s").with("row_security", "off").with("enable_nestloop", "off")
 }

@@ -84,3 +84,20 @@ async fn held_rows_that_wait_for_nothing_are_found_under_a_running_relay() {
     scene.wait_completed(3).await;
     assert_eq!(scene.ids().await, ["first", "second", "third"]);
 }
+
+/// Statistics do not know of them: a plan that compares each with each free aggregate takes for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn very_many_held_rows_leave_as_soon_as_what_they_wait_for_has_left() {
+    let scene = Scene::new().await;
+    scene.sql("ALTER TABLE outbox_events SET (autovacuum_enabled = false); ANALYZE outbox_events").await;
+    let rows = |first, last, status, date| {
+        format!(
+            "INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload, status, next_retry_at)
+             SELECT 'order', (i % 1000)::text, 'paid', '{{}}', '{status}', {date} FROM generate_series({first}, {last}) i;"
+        )
+    };
+    scene.sql(&(rows(1, 1000, "failed", "now()") + &rows(1001, 20_000, "pending", "'infinity'"))).await;
+    let _relay = scene.relay().await;
+    scene.wait_completed(20_000).await;
+    assert_eq!(scene.count().await, 20_000);
+}

@@ -112,5 +112,6 @@ async fn many_events_of_a_subject_that_no_stream_takes_are_explained_together() 
     while asked.next().now_or_never().is_some() {
         questions += 1;
     }
-    assert!((1..50).contains(&questions), "{questions} questions");
+    // One by one it would be 180, and as many again with each retry.
+    assert!((1..120).contains(&questions), "{questions} questions");
 }

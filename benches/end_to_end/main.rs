@@ -1,7 +1,7 @@
 //! The relay end to end, on real servers: `make bench`. See benches/README.md for how to read what it prints.
 //!
-//! `BENCH_ONLY=drain/,latency/500` runs only what contains one of these words, `BENCH_RUNS` says how often each case is
-//! run (5), `BENCH_SCALE` by what the sizes are multiplied (1.0).
+//! `BENCH_ONLY=drain/,latency/500` runs only what contains one of these words (`drain/tcp/complete$`: ends with it),
+//! `BENCH_RUNS` says how often each case is run (5), `BENCH_SCALE` by what the sizes are multiplied (1.0).
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -48,7 +48,11 @@ impl Plan {
 
     /// Whether the case is asked for. Cases that take long are run only by name.
     fn wants(&self, case: &str, long: bool) -> bool {
-        if self.only.is_empty() { !long } else { self.only.iter().any(|word| case.contains(word.as_str())) }
+        let meant = |word: &String| match word.strip_suffix('$') {
+            Some(end) => case.ends_with(end),
+            None => case.contains(word.as_str()),
+        };
+        if self.only.is_empty() { !long } else { self.only.iter().any(meant) }
     }
 
     fn sized(&self, rows: u64) -> u64 {

@@ -41,7 +41,8 @@ async fn idle(case: &Case<'_>) -> Relay {
 /// Rows from before the slot, which are read from the table.
 async fn waiting_rows(case: &Case<'_>, rows: u64) -> Relay {
     Backlog { batch: 10_000.min(rows), ..Backlog::single(rows) }.insert(case).await;
-    let relay = case.relay().await;
+    // It is ready only once few of them are left.
+    let relay = case.settings.start();
     settled(&relay, "completed", rows).await;
     relay
 }
@@ -68,9 +69,10 @@ async fn held_rows(case: &Case<'_>, rows: u64) -> Relay {
     .await;
     let relay = case.relay().await;
     Backlog { batch: 100, aggregates: AGGREGATES, ..Backlog::single(rows) }.insert(case).await;
+    // Not all: the last ones wait in the log when as many are held as the relay allows.
     eventually(PATIENCE, "the rows are held", async || {
-        let free = "SELECT count(*) FROM outbox_events WHERE status = 'pending' AND next_retry_at IS NULL";
-        case.number(free).await == 0.0
+        let held = "SELECT count(*) FROM outbox_events WHERE status = 'pending' AND next_retry_at = 'infinity'";
+        case.number(held).await >= rows as f64 * 0.95
     })
     .await;
     case.sql("UPDATE outbox_events SET next_retry_at = now() WHERE status = 'failed'").await;

@@ -19,7 +19,7 @@ circle{fill:#0969da}@media(prefers-color-scheme:dark){text{fill:#9198a1}.relay{s
 /// The picture; `None` unless each of its cases was measured.
 pub fn of(report: &Report) -> Option<String> {
     let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 740 290\" role=\"img\" \
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"-10 0 750 290\" role=\"img\" \
          aria-label=\"Events a second against payload size and number of aggregates\"><style>{STYLE}</style>\n"
     );
     panel(&mut svg, 50.0, "events/s by payload", &points(report, &PAYLOADS, "payload ")?);
@@ -69,7 +69,8 @@ fn panel(svg: &mut String, left: f64, title: &str, points: &[Point]) {
         let (x, y) = (x(index), at(point.relay));
         let (label, relay) = (&point.label, number(point.relay));
         let _ = writeln!(svg, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\"/>");
-        let _ = writeln!(svg, "<text text-anchor=\"middle\" x=\"{x:.1}\" y=\"{:.1}\">{relay}</text>", y + 18.0);
+        let _ =
+            writeln!(svg, "<text text-anchor=\"middle\" x=\"{:.1}\" y=\"{:.1}\">{relay}</text>", x - 12.0, y + 18.0);
         let _ =
             writeln!(svg, "<text text-anchor=\"middle\" x=\"{x:.1}\" y=\"{:.0}\">{label}</text>", TOP + height + 18.0);
     }

@@ -133,7 +133,7 @@ fn fatal(fault: impl std::fmt::Display) -> Setback {
 }
 
 /// Sees to a publication that shows the outbox, as far as the relay may. Returns whether something was changed.
-async fn mend_publication(client: &tokio_postgres::Client, source: &Source) -> Result<bool, Setback> {
+async fn mend_publication(client: &Client, source: &Source) -> Result<bool, Setback> {
     let (name, table) = (&source.publication, &source.table);
     match publication::check(client, name, table).await? {
         Ok(flaws) => {

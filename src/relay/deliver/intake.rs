@@ -46,7 +46,11 @@ impl Deliver<'_> {
                     }
                 }
             }
-            Ask::Unblock(blocks) => blocks.iter().for_each(|block| self.delivery.unblock(block)),
+            Ask::Unblock(blocks) => {
+                for block in &blocks {
+                    self.delivery.unblock(block);
+                }
+            }
             Ask::PassOver => {
                 // Rows that wait for a lock may be under way still.
                 if self.rows.is_empty() {

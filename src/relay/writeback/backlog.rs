@@ -122,7 +122,11 @@ mod tests {
         let (_sender, few) = channel(BATCH as u64 - 1);
         assert_eq!(gather(&few, Instant::now()).now_or_never(), None);
         gather(&few, Instant::now()).await;
-        assert_eq!(gather(&few, Instant::now() - GATHER).now_or_never(), Some(()), "the last batch was long ago");
+        assert_eq!(
+            gather(&few, Instant::now().checked_sub(2 * GATHER).unwrap()).now_or_never(),
+            Some(()),
+            "the last batch was long ago"
+        );
         let (_sender, full) = channel(BATCH as u64);
         assert_eq!(gather(&full, Instant::now()).now_or_never(), Some(()), "a full batch");
         let (sender, last) = channel(1);

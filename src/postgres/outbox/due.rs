@@ -150,10 +150,11 @@ impl Due<'_> {
         rows.first().map_or(Ok(None), |row| row.try_get(0))
     }
 
-    /// Which tables the rows stand in: changes when a partition is attached or detached.
+    /// Which tables the rows stand in: changes when a partition is attached or detached, also when the same one comes back.
     pub async fn partitions(&self) -> Result<Option<String>, Error> {
         let statement = format!(
-            "SELECT string_agg(relid::oid::text, ' ' ORDER BY relid::oid) FROM pg_partition_tree({}::regclass)",
+            "SELECT string_agg(concat_ws(':', t.relid::oid, i.xmin), ' ' ORDER BY t.relid::oid)
+             FROM pg_partition_tree({}::regclass) t LEFT JOIN pg_inherits i ON i.inhrelid = t.relid",
             literal(&self.tables.events)
         );
         let rows = self.client.query_typed(&statement, &[]).await?;

@@ -64,7 +64,7 @@ impl Tables {
 
     /// Leaves the rows that the publication hides to other relays.
     ///
-    /// `filter`: the row filter as PostgreSQL prints it (`publication::row_filter`).
+    /// `filter`: the row filter as PostgreSQL prints it (`PublicationFlaw::RowFilter`).
     pub fn leave_hidden(&mut self, filter: &str) {
         self.share = format!("(SELECT *, xmin FROM {} WHERE {filter})", self.events);
     }

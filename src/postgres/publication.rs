@@ -75,8 +75,8 @@ pub enum PublicationFlaw {
     MoreThanInserts(String),
     /// Publication, table, other tables.
     OtherTables(String, String, String),
-    /// Publication, table.
-    RowFilter(String, String),
+    /// Publication, table, the filter as PostgreSQL prints it.
+    RowFilter(String, String, String),
 }
 
 impl PublicationFlaw {
@@ -86,7 +86,7 @@ impl PublicationFlaw {
             Self::AllTables(name, _) => format!("publication {name} shows every table"),
             Self::MoreThanInserts(name) => format!("publication {name} shows more than inserts"),
             Self::OtherTables(name, table, others) => format!("publication {name} shows {others} beside {table}"),
-            Self::RowFilter(name, table) => format!("publication {name} has a row filter on {table}"),
+            Self::RowFilter(name, table, _) => format!("publication {name} has a row filter on {table}"),
         }
     }
 
@@ -104,7 +104,7 @@ impl PublicationFlaw {
             Self::AllTables(name, table) => remedies::replace_publication(name, table),
             Self::MoreThanInserts(name) => remedies::publish_inserts(name),
             Self::OtherTables(name, table, _) => remedies::publish_only(name, table),
-            Self::RowFilter(name, table) => remedies::publish_anew(name, table),
+            Self::RowFilter(name, table, _) => remedies::publish_anew(name, table),
         }
     }
 }
@@ -123,7 +123,7 @@ pub async fn check(
     table: &TableName,
 ) -> Result<Result<Vec<PublicationFlaw>, PublicationFault>, Error> {
     let statement = "SELECT p.pubinsert, p.pubupdate OR p.pubdelete OR p.pubtruncate, p.pubviaroot, p.puballtables,
-           c.relkind = 'p', t.attnames::text[], t.rowfilter IS NOT NULL,
+           c.relkind = 'p', t.attnames::text[], t.rowfilter,
            (SELECT string_agg(format('%I.%I', o.schemaname, o.tablename), ', ') FROM pg_publication_tables o
             WHERE o.pubname = p.pubname AND NOT p.puballtables
               AND NOT EXISTS (SELECT FROM pg_partition_tree(c.oid) t JOIN pg_class leaf ON leaf.oid = t.relid
@@ -168,8 +168,8 @@ pub async fn check(
     if let Some(others) = row.try_get(7)? {
         flaws.push(PublicationFlaw::OtherTables(quoted.clone(), outbox.clone(), others));
     }
-    if row.try_get(6)? {
-        flaws.push(PublicationFlaw::RowFilter(quoted, outbox));
+    if let Some(filter) = row.try_get(6)? {
+        flaws.push(PublicationFlaw::RowFilter(quoted, outbox, filter));
     }
     Ok(Ok(flaws))
 }
@@ -194,16 +194,6 @@ pub async fn mark(client: &Client, publication: &str, table: &TableName) -> Resu
         [(&publication, Type::TEXT), (&table.schema, Type::TEXT), (&table.table, Type::TEXT)];
     let rows = client.query_typed(statement, &parameters).await?;
     rows.first().map_or(Ok(String::new()), |row| row.try_get(0))
-}
-
-/// The row filter that the publication has on the table, as PostgreSQL prints it; `None`: it shows every row.
-pub async fn row_filter(client: &Client, publication: &str, table: &TableName) -> Result<Option<String>, Error> {
-    let statement = "SELECT rowfilter FROM pg_publication_tables
-         WHERE pubname = $1 AND schemaname = $2 AND tablename = $3";
-    let parameters: [(&(dyn ToSql + Sync), Type); 3] =
-        [(&publication, Type::TEXT), (&table.schema, Type::TEXT), (&table.table, Type::TEXT)];
-    let rows = client.query_typed(statement, &parameters).await?;
-    rows.first().map_or(Ok(None), |row| row.try_get(0))
 }
 
 /// Whether the publication shows no table at all, as when its only one was dropped. Then nobody relies on what it shows.

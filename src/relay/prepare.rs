@@ -12,7 +12,7 @@ use crate::postgres::checks::{self, ServerFacts, ServerFault};
 use crate::postgres::connect::{self, Session, Socket, SqlConnection};
 use crate::postgres::migrate::{self, MigrateError, SchemaState};
 use crate::postgres::outbox::{self, RelayState, Tables};
-use crate::postgres::publication::{self, PublicationFault};
+use crate::postgres::publication::{self, PublicationFault, PublicationFlaw};
 use crate::postgres::slot::SlotInfo;
 use crate::postgres::wal::WalConnection;
 use crate::postgres::{grants, waits};
@@ -105,15 +105,12 @@ async fn inspect(relay: &Relay, client: &Client, tables: &mut Tables) -> Result<
     }
     // First the mark, then the check: what changes in between is noticed.
     let mut mark = publication::mark(client, &source.publication, &source.table).await?;
-    if mend_publication(client, source).await? {
+    if mend_publication(client, source, tables).await? {
         let state = RelayState { client, tables, slot: &source.slot };
         state.read().await?;
         // Rows may have been written that no log shows.
         state.set_needs_drain(true).await?;
         mark = publication::mark(client, &source.publication, &source.table).await?;
-    }
-    if let Some(filter) = publication::row_filter(client, &source.publication, &source.table).await? {
-        tables.leave_hidden(&filter);
     }
     relay.health.clear(Condition::Source);
     Ok((server, mark))
@@ -132,13 +129,17 @@ fn fatal(fault: impl std::fmt::Display) -> Setback {
     Setback::Fatal(fault.to_string())
 }
 
-/// Sees to a publication that shows the outbox, as far as the relay may. Returns whether something was changed.
-async fn mend_publication(client: &Client, source: &Source) -> Result<bool, Setback> {
+/// Sees to a publication that shows the outbox, as far as the relay may. What its row filter hides is left out of `tables`.
+/// Returns whether something was changed.
+async fn mend_publication(client: &Client, source: &Source, tables: &mut Tables) -> Result<bool, Setback> {
     let (name, table) = (&source.publication, &source.table);
     match publication::check(client, name, table).await? {
         Ok(flaws) => {
             for flaw in flaws {
                 warn!("{flaw}");
+                if let PublicationFlaw::RowFilter(.., filter) = &flaw {
+                    tables.leave_hidden(filter);
+                }
             }
             Ok(false)
         }

@@ -33,14 +33,18 @@ async fn relay(settings: &Settings) -> Relay {
     Relay { address: Some(listen.to_string()), answers: status.is_some(), status }
 }
 
-async fn postgres(settings: &Settings) -> Postgres {
-    let mut found = Postgres { table: settings.source.table.plain(), ..Postgres::default() };
-    let asked = ask_postgres(settings, &mut found);
-    found.error = match tokio::time::timeout(PATIENCE, asked).await {
+/// What went wrong while a server was asked.
+async fn error_of(server: &str, asked: impl Future<Output = Result<(), Failure>>) -> Option<String> {
+    match tokio::time::timeout(PATIENCE, asked).await {
         Ok(Ok(())) => None,
         Ok(Err(failure)) => Some(failure.to_string()),
-        Err(_) => Some(format!("PostgreSQL: no answer within {PATIENCE:?}")),
-    };
+        Err(_) => Some(format!("{server}: no answer within {PATIENCE:?}")),
+    }
+}
+
+async fn postgres(settings: &Settings) -> Postgres {
+    let mut found = Postgres { table: settings.source.table.plain(), ..Postgres::default() };
+    found.error = error_of("PostgreSQL", ask_postgres(settings, &mut found)).await;
     found
 }
 
@@ -117,12 +121,7 @@ fn tables(look: Overview, found: &mut Postgres) {
 
 async fn nats(settings: &Settings) -> Nats {
     let mut found = Nats::default();
-    let asked = ask_nats(settings, &mut found);
-    found.error = match tokio::time::timeout(PATIENCE, asked).await {
-        Ok(Ok(())) => None,
-        Ok(Err(failure)) => Some(failure.to_string()),
-        Err(_) => Some(format!("NATS: no answer within {PATIENCE:?}")),
-    };
+    found.error = error_of("NATS", ask_nats(settings, &mut found)).await;
     found
 }
 

@@ -90,7 +90,7 @@ fn every_alert_says_what_it_is_and_has_its_section() {
         for line in ["severity: ", "summary: ", "description: "] {
             assert!(alert.contains(line), "{name} has no {line}");
         }
-        let anchor = format!("runbook_url: https://runbooks.example/outbox-relay#{}\n", name.to_lowercase());
+        let anchor = format!("runbook_url: deploy/runbook.md#{}\n", name.to_lowercase());
         assert!(alert.contains(&anchor), "{name} does not lead to {anchor}");
         assert!(sections.remove(name), "runbook.md has no section {name}");
         let section = RUNBOOK.split(&format!("## {name}\n")).nth(1).unwrap().split("\n## ").next().unwrap();
@@ -102,6 +102,11 @@ fn every_alert_says_what_it_is_and_has_its_section() {
         assert!(fires && silent, "{name} is not shown to fire and to be silent");
     }
     assert!(sections.is_empty(), "no alert leads to {sections:?}");
+    // The chart puts the operator's address in the place of the path.
+    let path = "deploy/runbook.md";
+    assert!(read("helm/outbox-relay/values.yaml").contains(&format!("\n  runbookUrl: {path}\n")));
+    let replaced = format!("replace \"{path}\" .Values.prometheusRule.runbookUrl");
+    assert!(read("helm/outbox-relay/templates/prometheusrule.yaml").contains(&replaced));
 }
 
 #[test]

@@ -21,6 +21,7 @@ mod desk;
 mod docs;
 mod doctor;
 mod encoding;
+mod failover;
 mod hostile;
 mod layering;
 mod locks;

@@ -1,5 +1,6 @@
 //! Replication slots, as the relay looks at them, takes them and lets them go.
 
+pub mod copies;
 pub mod detail;
 
 use tokio_postgres::Client;

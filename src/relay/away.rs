@@ -13,7 +13,7 @@ use crate::flow::lsn::Lsn;
 use crate::postgres::changes::Assembler;
 use crate::postgres::connect::{self, SqlConnection};
 use crate::postgres::outbox::{RelayState, Tables};
-use crate::postgres::slot;
+use crate::postgres::slot::{self, copies::copies};
 use crate::postgres::wal::{self, WalConnection};
 
 /// Between two looks at the slot.
@@ -39,6 +39,8 @@ async fn look(relay: &Relay) -> Result<(), Setback> {
         return Ok(());
     };
     gauges::show_slot(&relay.metrics, &info);
+    let source = &relay.settings.source;
+    gauges::show_standbys(&relay.metrics, copies(&control.client, &source.slot).await?, source.failover);
     let behind = u64::try_from(info.lag_bytes).unwrap_or(0);
     if behind > relay.settings.source.max_retained_wal && info.active_pid.is_none() && !info.is_lost() {
         prepare::check_slot(&info, &relay.settings.source)?;

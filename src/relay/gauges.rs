@@ -7,7 +7,8 @@ use super::rounds::WHOLE;
 use crate::flow::delivery::Delivery;
 use crate::flow::lsn::Lsn;
 use crate::postgres::slot::SlotInfo;
-use crate::telemetry::metrics::{Counter, Metrics, outcome};
+use crate::postgres::slot::copies::Copies;
+use crate::telemetry::metrics::{Counter, Known, Metrics, outcome};
 
 /// Tells what the server says of the slot.
 pub(super) fn show_slot(metrics: &Metrics, info: &SlotInfo) {
@@ -32,6 +33,16 @@ pub(super) fn show_slot(metrics: &Metrics, info: &SlotInfo) {
         Some(keep) => live.keep_size.set_bytes(bytes(keep)),
         None => live.keep_size.unset(),
     }
+}
+
+/// Tells what the server says of the standbys that the slot is for. `wanted`: whether they shall keep copies of it.
+pub(super) fn show_standbys(metrics: &Metrics, copies: Copies, wanted: bool) {
+    let show = |gauge: &Known, count: Option<i64>| match count.and_then(|count| u64::try_from(count).ok()) {
+        Some(count) => gauge.set_bytes(count),
+        None => gauge.unset(),
+    };
+    show(&metrics.slot_failover_standbys, copies.kept.filter(|_| wanted));
+    show(&metrics.slot_missing_standbys, copies.missing);
 }
 
 /// Seconds since a time of PostgreSQL's clock (microseconds since 2000-01-01 UTC); zero where the clocks disagree.

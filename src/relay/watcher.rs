@@ -11,6 +11,7 @@ use super::prepare::Ground;
 use super::take::Held;
 use super::{Setback, gauges};
 use crate::config::Source;
+use crate::postgres::slot::copies::copies;
 use crate::postgres::slot::{self, SlotInfo};
 use crate::postgres::{describe, publication};
 use crate::telemetry::health::{Condition, Health};
@@ -18,7 +19,7 @@ use crate::telemetry::metrics::Metrics;
 
 /// Between two looks at the slot, at most.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Between two looks at the table and its publication.
+/// Between two looks at the table, its publication, and the standbys.
 const SOURCE_EVERY: Duration = Duration::from_secs(2);
 
 /// The running watch.
@@ -84,6 +85,8 @@ impl Watcher<'_> {
         }
         if source_seen.is_none_or(|seen| asked.duration_since(seen) >= SOURCE_EVERY) {
             *source_seen = Some(asked);
+            let copies = copies(client, &self.source.slot).await.map_err(failed)?;
+            gauges::show_standbys(self.metrics, copies, self.source.failover);
             let mark = publication::mark(client, &self.source.publication, &self.source.table).await.map_err(failed)?;
             if mark != self.ground.mark {
                 return Err(Setback::SourceChanged);

@@ -72,6 +72,10 @@ pub struct Metrics {
     pub slot_retained_wal: Known,
     /// How much more WAL may be written before the slot is lost; no value when unlimited.
     pub slot_safe_wal: Known,
+    /// Standbys that may keep a copy of the slot; no value where none is wanted or possible.
+    pub slot_failover_standbys: Known,
+    /// Standbys that the slot waits for and that are not there; no value where it waits for none.
+    pub slot_missing_standbys: Known,
     slot_wal_status: Family<Label, Known>,
     /// By [`peer`].
     pub reconnects: Counters,
@@ -166,6 +170,18 @@ impl Metrics {
                 "WAL that can still be written before the slot may be lost; absent when unlimited",
                 Known::default(),
             ),
+            slot_failover_standbys: add(
+                r,
+                "slot_failover_standbys",
+                "Standbys that may keep a copy of the slot: of 0 it is certain; absent without failover or standbys",
+                Known::default(),
+            ),
+            slot_missing_standbys: add(
+                r,
+                "slot_missing_standbys",
+                "Standbys of synchronized_standby_slots that are not there, so that the slot waits; absent when it names none",
+                Known::default(),
+            ),
             slot_wal_status: add(
                 r,
                 "slot_wal_status",
@@ -221,7 +237,14 @@ impl Metrics {
     /// Forgets what only a look at the database tells: when it cannot be asked, old values would look like good news. Only a slot that
     /// is lost stays lost, until another one is seen in its place.
     pub fn forget_slot(&self) {
-        for known in [&self.slot_active, &self.slot_confirmed_lag, &self.slot_retained_wal, &self.slot_safe_wal] {
+        for known in [
+            &self.slot_active,
+            &self.slot_confirmed_lag,
+            &self.slot_retained_wal,
+            &self.slot_safe_wal,
+            &self.slot_failover_standbys,
+            &self.slot_missing_standbys,
+        ] {
             known.unset();
         }
         self.live.forget();

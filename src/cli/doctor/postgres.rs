@@ -225,9 +225,10 @@ impl Examiner<'_> {
         if let Some(pins) = seen(read, "long-transaction", "sessions", chart) {
             pins::judge(&pins, server, self.settings, chart);
         }
-        let read = Standbys::read(self.client, &standbys::awaited(server), server.role.sees_others).await;
+        let (awaited, source) = (standbys::awaited(server), &self.settings.source);
+        let read = Standbys::read(self.client, &awaited, &source.slot, server.role.sees_others).await;
         if let Some(found) = seen(read, "standby-slots", "standbys", chart) {
-            standbys::judge(&found, slot, server, chart);
+            standbys::judge(&found, slot, server, source, chart);
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::chart::{Chart, Finding};
 use super::parameters;
+use crate::config::Source;
 use crate::postgres::facts::{Server, Standbys};
 use crate::postgres::remedies;
 use crate::postgres::slot::detail::SlotDetail;
@@ -16,10 +17,11 @@ pub fn awaited(server: &Server) -> Vec<String> {
 }
 
 /// Looks at the standbys.
-pub fn judge(standbys: &Standbys, slot: Option<&SlotDetail>, server: &Server, chart: &mut Chart) {
+pub fn judge(standbys: &Standbys, slot: Option<&SlotDetail>, server: &Server, source: &Source, chart: &mut Chart) {
     chart.area("Standbys");
     chart.check("standby-slots", stalled(standbys, server));
     chart.check("standby-slots-unset", unset(standbys, slot, server));
+    chart.check("slot-copies", uncopied(standbys, slot.filter(|_| source.failover)));
     match standbys.synchronous {
         _ if server.text(SYNCHRONOUS).is_empty() => chart.check("synchronous-standby", None),
         Some(0) => {
@@ -63,4 +65,17 @@ fn unset(standbys: &Standbys, slot: Option<&SlotDetail>, server: &Server) -> Opt
         Finding::note(AWAITED, format!("it names none of the standbys' slots ({})", standbys.physical.join(", ")), why)
             .mends(parameters::set(server, AWAITED, &standbys.physical.join(", ")))
     })
+}
+
+fn uncopied(standbys: &Standbys, slot: Option<&SlotDetail>) -> Option<Finding> {
+    let slot = slot.filter(|slot| slot.failover == Some(true) && standbys.copies.kept == Some(0))?;
+    let why = "after a failover there is no slot: the relay makes it anew, and reads waiting rows from the table first";
+    Some(
+        Finding::warning(format!("slot {}", slot.name), "no standby keeps a copy of it (source.failover)", why)
+            .step(
+                "on the standby: sync_replication_slots = on, hot_standby_feedback = on, primary_slot_name = its physical slot, \
+                 and a dbname in primary_conninfo",
+            )
+            .setting("source.failover", false),
+    )
 }

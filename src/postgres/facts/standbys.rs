@@ -3,6 +3,8 @@
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Error};
 
+use crate::postgres::slot::copies::{Copies, copies};
+
 /// The standbys of a primary.
 #[derive(Clone, Debug, Default)]
 pub struct Standbys {
@@ -14,11 +16,13 @@ pub struct Standbys {
     pub idle: Vec<String>,
     /// Standbys that commits wait for; `None` when the role may not see it.
     pub synchronous: Option<i64>,
+    /// What is seen of copies of the relay's slot.
+    pub copies: Copies,
 }
 
 impl Standbys {
-    /// Looks at the standbys. `awaited`: the slots of `synchronized_standby_slots`.
-    pub async fn read(client: &Client, awaited: &[String], sees_others: bool) -> Result<Self, Error> {
+    /// Looks at the standbys. `awaited`: the slots of `synchronized_standby_slots`. `own`: the relay's slot.
+    pub async fn read(client: &Client, awaited: &[String], own: &str, sees_others: bool) -> Result<Self, Error> {
         let physical = "SELECT slot_name::text, active FROM pg_replication_slots WHERE slot_type = 'physical'";
         let slots: Vec<(String, bool)> = client
             .query_typed(physical, &[])
@@ -41,6 +45,7 @@ impl Standbys {
             missing: those(None),
             idle: those(Some(false)),
             synchronous,
+            copies: copies(client, own).await?,
         })
     }
 }

@@ -14,6 +14,8 @@ fn names_are_those_of_the_contract() {
     }
     metrics.reconcile_last_success.set(1.0);
     metrics.slot_confirmed_lag.set_bytes(1);
+    metrics.slot_failover_standbys.set_bytes(0);
+    metrics.slot_missing_standbys.set_bytes(1);
     metrics.set_slot_wal_status(Some("reserved"));
     metrics.dead_letters.of("too_large").inc();
     metrics.set_outbox_rows(waiting::HELD, 7);
@@ -39,6 +41,8 @@ fn names_are_those_of_the_contract() {
         "slot_confirmed_lag_bytes 1.0",
         "slot_retained_wal_bytes 1.0",
         "slot_safe_wal_bytes 1.0",
+        "slot_failover_standbys 0.0",
+        "slot_missing_standbys 1.0",
         "slot_wal_status{status=\"reserved\"} 1.0",
         "reconnects_total{peer=\"nats\"} 0",
         "outbox_rows{status=\"held\"} 7.0",
@@ -48,7 +52,7 @@ fn names_are_those_of_the_contract() {
     }
     assert!(page.contains("\noutbox_relay_start_timestamp_seconds 1"), "{page}");
     assert!(page.ends_with("# EOF\n"));
-    assert_eq!(page.matches("# TYPE").count(), 25);
+    assert_eq!(page.matches("# TYPE").count(), 27);
 }
 
 #[test]
@@ -60,6 +64,8 @@ fn what_is_not_known_is_absent_and_never_0() {
     metrics.set_slot_wal_status(Some("lost"));
     assert!(slot().contains(&"outbox_relay_slot_confirmed_lag_bytes 5242880.0".to_owned()));
     assert!(slot().contains(&"outbox_relay_slot_wal_status{status=\"lost\"} 1.0".to_owned()));
+    metrics.slot_failover_standbys.set_bytes(0);
+    metrics.slot_missing_standbys.set_bytes(0);
     metrics.set_slot_wal_status(Some("new in 21"));
     assert!(slot().contains(&"outbox_relay_slot_wal_status{status=\"unknown\"} 1.0".to_owned()));
     assert!(slot().contains(&"outbox_relay_slot_wal_status{status=\"lost\"} 0.0".to_owned()));

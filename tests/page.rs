@@ -145,7 +145,7 @@ async fn a_lost_slot_is_shown_as_lost_and_never_as_a_lag_of_0() {
     relay.signal(Signal::CONT);
     eventually(SHOWN, "the page shows the lost slot", async || tone() == "lost").await;
     assert!(browser.text(".word").starts_with("Lost: "), "{}", browser.text(".word"));
-    for key in ["slot.lag_bytes", "slot.retained_bytes", "stages.0.lag_bytes", "slot.confirmed"] {
+    for key in ["slot.confirmed_lag_bytes", "slot.retained_wal_bytes", "stages.0.lag_bytes", "slot.confirmed_lsn"] {
         let value = browser.script(&format!("return document.querySelector('[data-key^=\"{key}|\"]').textContent"));
         assert_eq!(value, "–", "{key}");
     }

@@ -102,7 +102,13 @@ async fn a_lost_slot_has_no_lag() {
     client.batch_execute("SELECT pg_create_logical_replication_slot('outbox_relay', 'pgoutput')").await.unwrap();
     let slot = || async { report(&settings).await["postgres"]["slot"].clone() };
     assert_eq!(slot().await["max_slot_wal_keep_size_bytes"], 16 << 20);
-    assert!(slot().await["lag_bytes"].is_number());
+    assert!(slot().await["confirmed_lag_bytes"].is_number());
+    // What several commands tell has one name.
+    let shown = settings.run(&["slot", "show", "--output", "json"]).await.stdout;
+    let (shown, told) = (serde_json::from_slice::<Value>(&shown).unwrap(), slot().await);
+    for name in ["confirmed_lsn", "confirmed_lag_bytes", "retained_wal_bytes", "safe_wal_bytes", "wal_status"] {
+        assert!(shown.get(name).is_some() && told.get(name).is_some(), "{name}: {shown} {told}");
+    }
     eventually(Duration::from_mins(1), "the slot is lost", async || {
         for statement in ["SELECT pg_logical_emit_message(false, 'it', 'x')", "SELECT pg_switch_wal()", "CHECKPOINT"] {
             client.batch_execute(statement).await.unwrap();
@@ -110,7 +116,10 @@ async fn a_lost_slot_has_no_lag() {
         slot().await["wal_status"] == "lost"
     })
     .await;
-    assert_eq!((&slot().await["lag_bytes"], &slot().await["retained_bytes"]), (&Value::Null, &Value::Null));
+    assert_eq!(
+        (&slot().await["confirmed_lag_bytes"], &slot().await["retained_wal_bytes"]),
+        (&Value::Null, &Value::Null)
+    );
     let screen = stdout(&settings.run(&["status"]).await);
     assert!(screen.starts_with("Trouble: the slot \"outbox_relay\" is lost"), "{screen}");
     assert!(!screen.contains("not confirmed"), "{screen}");

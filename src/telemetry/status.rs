@@ -117,11 +117,11 @@ pub struct Slot {
     /// As `pg_replication_slots` has it.
     pub wal_status: Option<&'static str>,
     pub active: Option<bool>,
-    pub confirmed: Option<String>,
-    pub lag_bytes: Option<u64>,
-    pub retained_bytes: Option<u64>,
+    pub confirmed_lsn: Option<String>,
+    pub confirmed_lag_bytes: Option<u64>,
+    pub retained_wal_bytes: Option<u64>,
     /// What may still be written before the slot is in danger.
-    pub safe_bytes: Option<u64>,
+    pub safe_wal_bytes: Option<u64>,
     /// Lag against `source.max_retained_wal`, past which rows wait in the table while NATS is away.
     pub max_retained_wal: Bound,
     /// Retained log against the server's limit, past which the slot is lost.
@@ -310,10 +310,10 @@ fn slot(metrics: &Metrics, facts: &Facts) -> Slot {
         condition,
         wal_status,
         active: metrics.slot_active.get().map(|active| active > 0.0),
-        confirmed: bytes(&metrics.live.confirmed).map(|position| Lsn(position).to_string()),
-        lag_bytes: lag,
-        retained_bytes: retained,
-        safe_bytes: bytes(&metrics.slot_safe_wal),
+        confirmed_lsn: bytes(&metrics.live.confirmed).map(|position| Lsn(position).to_string()),
+        confirmed_lag_bytes: lag,
+        retained_wal_bytes: retained,
+        safe_wal_bytes: bytes(&metrics.slot_safe_wal),
         max_retained_wal: bound(lag, Some(facts.max_retained_wal), true),
         max_slot_wal_keep_size: keep,
     }
@@ -365,11 +365,14 @@ mod tests {
         metrics.live.keep_size.set_bytes(1000);
         metrics.set_slot_wal_status(Some("reserved"));
         let slot = board.status().slot;
-        assert_eq!((slot.condition, slot.lag_bytes, slot.max_slot_wal_keep_size.share), ("danger", Some(0), Some(0.9)));
+        assert_eq!(
+            (slot.condition, slot.confirmed_lag_bytes, slot.max_slot_wal_keep_size.share),
+            ("danger", Some(0), Some(0.9))
+        );
         metrics.set_slot_wal_status(Some("lost"));
         metrics.forget_slot();
         let slot = board.status().slot;
-        assert_eq!((slot.condition, slot.lag_bytes, slot.retained_bytes), ("lost", None, None));
+        assert_eq!((slot.condition, slot.confirmed_lag_bytes, slot.retained_wal_bytes), ("lost", None, None));
         assert_eq!(slot.max_retained_wal.share, None);
     }
 
@@ -392,7 +395,9 @@ mod tests {
     #[test]
     fn what_is_not_known_is_null() {
         let json = serde_json::to_value(board().status()).unwrap();
-        for path in ["/slot/lag_bytes", "/slot/active", "/stages/3/lag_seconds", "/rows/held", "/stages/0/in_flight"] {
+        for path in
+            ["/slot/confirmed_lag_bytes", "/slot/active", "/stages/3/lag_seconds", "/rows/held", "/stages/0/in_flight"]
+        {
             assert_eq!(json.pointer(path), Some(&serde_json::Value::Null), "{path}");
         }
         assert_eq!(json.pointer("/stages/0/total").unwrap(), 0);

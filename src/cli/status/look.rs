@@ -72,10 +72,10 @@ fn slot(found: Option<SlotDetail>, source: &Source) -> Slot {
         active_pid: None,
         holder: None,
         wal_status: None,
-        confirmed: None,
-        lag_bytes: None,
-        retained_bytes: None,
-        safe_bytes: None,
+        confirmed_lsn: None,
+        confirmed_lag_bytes: None,
+        retained_wal_bytes: None,
+        safe_wal_bytes: None,
         max_retained_wal_bytes: source.max_retained_wal,
         max_slot_wal_keep_size_bytes: None,
     };
@@ -84,10 +84,10 @@ fn slot(found: Option<SlotDetail>, source: &Source) -> Slot {
     slot.max_slot_wal_keep_size_bytes = found.keep_bytes.map(bytes);
     slot.wal_status = Some("lost".to_owned());
     if !found.is_lost() {
-        slot.confirmed = found.confirmed.as_ref().map(ToString::to_string);
-        slot.lag_bytes = found.lag_bytes.map(bytes);
-        slot.retained_bytes = found.retained_bytes.map(bytes);
-        slot.safe_bytes = found.safe_bytes.map(bytes);
+        slot.confirmed_lsn = found.confirmed.as_ref().map(ToString::to_string);
+        slot.confirmed_lag_bytes = found.lag_bytes.map(bytes);
+        slot.retained_wal_bytes = found.retained_bytes.map(bytes);
+        slot.safe_wal_bytes = found.safe_bytes.map(bytes);
         slot.wal_status = found.wal_status;
     }
     slot.holder = found.application_name;

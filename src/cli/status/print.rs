@@ -50,10 +50,10 @@ fn postgres(postgres: &Postgres, line: &mut impl FnMut(&str, String)) {
         line("  slot", slot_line(slot));
         if slot.exists && !slot.is_lost() {
             let bound = bytes(slot.max_retained_wal_bytes);
-            line("  not confirmed", format!("{} of {bound} (source.max_retained_wal)", size(slot.lag_bytes)));
+            line("  not confirmed", format!("{} of {bound} (source.max_retained_wal)", size(slot.confirmed_lag_bytes)));
             let keep = slot.max_slot_wal_keep_size_bytes;
             let bound = keep.map_or(", no limit".to_owned(), |keep| format!(" of {}", bytes(keep)));
-            line("  retained", format!("{}{bound} (max_slot_wal_keep_size)", size(slot.retained_bytes)));
+            line("  retained", format!("{}{bound} (max_slot_wal_keep_size)", size(slot.retained_wal_bytes)));
         }
     }
     if let Some(rows) = &postgres.rows {
@@ -85,7 +85,7 @@ fn slot_line(slot: &Slot) -> String {
         (None, _) => "held by nobody".to_owned(),
     };
     let lost = if slot.is_lost() { ": the server has removed log that it still needed" } else { "" };
-    let confirmed = slot.confirmed.as_deref().map_or(String::new(), |lsn| format!("; confirmed {lsn}"));
+    let confirmed = slot.confirmed_lsn.as_deref().map_or(String::new(), |lsn| format!("; confirmed {lsn}"));
     format!("{name}: {status}{lost}; {held}{confirmed}")
 }
 

@@ -52,11 +52,11 @@ pub struct Slot {
     pub active_pid: Option<i32>,
     pub holder: Option<String>,
     pub wal_status: Option<String>,
-    pub confirmed: Option<String>,
+    pub confirmed_lsn: Option<String>,
     /// Of a lost slot there is none.
-    pub lag_bytes: Option<u64>,
-    pub retained_bytes: Option<u64>,
-    pub safe_bytes: Option<u64>,
+    pub confirmed_lag_bytes: Option<u64>,
+    pub retained_wal_bytes: Option<u64>,
+    pub safe_wal_bytes: Option<u64>,
     pub max_retained_wal_bytes: u64,
     /// Null: unlimited.
     pub max_slot_wal_keep_size_bytes: Option<u64>,
@@ -158,7 +158,7 @@ impl Report {
             } else if !slot.active {
                 trouble.push(format!("no relay holds the slot {name:?}"));
             }
-            if slot.lag_bytes.is_some_and(|lag| lag > slot.max_retained_wal_bytes) {
+            if slot.confirmed_lag_bytes.is_some_and(|lag| lag > slot.max_retained_wal_bytes) {
                 trouble.push("the slot is further behind than source.max_retained_wal".to_owned());
             }
             if slot.wal_status.as_deref() == Some("unreserved") {

@@ -260,3 +260,19 @@ async fn migrate_says_what_it_does_and_a_second_run_has_nothing_to_do() {
     let (code, stdout, stderr) = migrate(&[]);
     assert_eq!((code, &*stdout, stderr.lines().count() > 0), (1, "", true));
 }
+
+#[test]
+fn check_says_what_it_read() {
+    let folder = crate::harness::process::new_folder("config", None);
+    let file = folder.join("relay.toml");
+    fs::write(&file, "[source]\nslot = \"one\"\n[nats]\nstream = \"ONE\"\n").unwrap();
+    let path = file.to_str().unwrap();
+    let mut check = relay(&["--config", path, "--nats-stream", "TWO", "config", "check"]);
+    check.env("OUTBOX_RELAY_LOG__LEVEL", "warn").env("NATS_URL", "nats://h:4222").env("DATABASE_URL", "");
+    let said = format!("settings file: {path}\nvariables: NATS_URL, OUTBOX_RELAY_LOG__LEVEL\nflags: --nats-stream\n");
+    assert_eq!(run(&mut check), (0, "the settings are usable\n".to_owned(), said));
+    let by_variable = run(relay(&["config", "check"]).env("OUTBOX_RELAY_CONFIG", path)).2;
+    assert_eq!(by_variable, format!("settings file: {path}\n"));
+    let without = run(&mut relay(&["config", "check"])).2;
+    assert_eq!(without, "settings file: none is named by --config or OUTBOX_RELAY_CONFIG\n");
+}

@@ -1,9 +1,10 @@
 //! `outbox-relay config`
 
+use std::collections::BTreeSet;
 use std::io::{self, Write};
 
 use super::output::{self, Format};
-use crate::config::{Loaded, entries, toml};
+use crate::config::{Loaded, Origin, entries, toml};
 
 #[derive(clap::Subcommand)]
 pub enum Config {
@@ -22,7 +23,10 @@ impl Config {
     pub fn run(self, loaded: &Loaded) -> io::Result<()> {
         let mut out = io::stdout().lock();
         match self {
-            Self::Check => writeln!(out, "the settings are usable"),
+            Self::Check => {
+                say_sources(&mut io::stderr(), loaded)?;
+                writeln!(out, "the settings are usable")
+            }
             Self::Show { output: Format::Table } => out.write_all(toml(loaded).as_bytes()),
             Self::Show { output: Format::Json } => {
                 let list: Vec<_> = entries(loaded)
@@ -39,4 +43,26 @@ impl Config {
             }
         }
     }
+}
+
+/// Says what was read: of a check, that tells whether the right thing was checked.
+fn say_sources(out: &mut impl Write, loaded: &Loaded) -> io::Result<()> {
+    match loaded.file() {
+        Some(path) => writeln!(out, "settings file: {}", path.display())?,
+        None => writeln!(out, "settings file: none is named by --config or OUTBOX_RELAY_CONFIG")?,
+    }
+    let (mut variables, mut flags) = (BTreeSet::new(), BTreeSet::new());
+    for origin in loaded.origins() {
+        match origin {
+            Origin::Variable(name) => variables.insert(&**name),
+            Origin::Flag(name) => flags.insert(&**name),
+            Origin::Default | Origin::File(..) => false,
+        };
+    }
+    for (what, names) in [("variables", variables), ("flags", flags)] {
+        if !names.is_empty() {
+            writeln!(out, "{what}: {}", names.into_iter().collect::<Vec<_>>().join(", "))?;
+        }
+    }
+    Ok(())
 }

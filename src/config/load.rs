@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::Settings;
 use super::check::{CHECKS, Check};
@@ -31,6 +31,7 @@ pub struct Sources {
 pub struct Loaded {
     pub settings: Settings,
     pub(super) origins: BTreeMap<&'static str, Origin>,
+    file: Option<PathBuf>,
 }
 
 impl Loaded {
@@ -38,19 +39,31 @@ impl Loaded {
     pub fn origin(&self, key: &str) -> Origin {
         self.origins.get(key).cloned().unwrap_or(Origin::Default)
     }
+
+    /// Where the values come from that are not the defaults.
+    pub fn origins(&self) -> impl Iterator<Item = &Origin> {
+        self.origins.values()
+    }
+
+    /// The settings file that was read, if one was named.
+    pub fn file(&self) -> Option<&Path> {
+        self.file.as_deref()
+    }
 }
 
 /// Reads all sources, checks all values, and reports every mistake at once. `checks` are those that belong to other
 /// modules; they run after this module's own.
 pub fn load(sources: &Sources, checks: &[Check]) -> Result<Loaded, Mistakes> {
     let mut mistakes = Vec::new();
+    let file = settings_file(sources);
     let mut layers = vec![
         layers::flags(&sources.flags),
         layers::environment(&sources.environment, &mut mistakes),
-        settings_file(sources).map_or_else(Layer::new, |(path, origin)| layers::file(&path, &origin, &mut mistakes)),
+        file.as_ref().map_or_else(Layer::new, |(path, origin)| layers::file(path, origin, &mut mistakes)),
         layers::fallback(&sources.environment),
     ];
-    let mut loaded = Loaded { settings: Settings::default(), origins: BTreeMap::new() };
+    let mut loaded =
+        Loaded { settings: Settings::default(), origins: BTreeMap::new(), file: file.map(|(path, _)| path) };
     let mut unread = BTreeSet::new();
     for key in KEYS {
         let Some(found) = take(&mut layers, key) else { continue };

@@ -111,7 +111,7 @@ pub fn id(text: &str) -> Result<i64, String> {
 pub struct Act {
     pub id: i64,
     pub event_id: Option<String>,
-    /// A stable word; `left`: nothing was done, and `detail` says why.
+    /// A stable word for how the row is now; `left`: it is not as was asked for, and `detail` says why.
     pub outcome: &'static str,
     pub detail: Option<String>,
 }
@@ -120,6 +120,11 @@ impl Act {
     pub fn left(id: i64, event_id: Option<String>, why: impl Into<String>) -> Self {
         Self { id, event_id, outcome: LEFT, detail: Some(why.into()) }
     }
+}
+
+/// What is said of a row that was put away before.
+pub fn already(at: Option<String>) -> String {
+    format!("already resolved{}; what was noted then stays", at.map(|at| format!(" at {at}")).unwrap_or_default())
 }
 
 pub const LEFT: &str = "left";

@@ -87,6 +87,11 @@ async fn only_legal_changes_are_made_and_the_others_say_why() {
         json(&scene.settings, 0, &["compensations", "resolve", "1", "--by", "42", "--notes", "by hand"]).await;
         let show = json(&scene.settings, 0, &["compensations", "show", "1"]).await;
         assert_eq!((&show["resolved_by"], &show["resolution_notes"]), (&value!(42), &value!("by hand")));
+        let again = acted(&scene.settings, 0, &["compensations", "resolve", "1", "--notes", "again"]).await;
+        assert_eq!(again[0]["outcome"], "resolved");
+        assert!(again[0]["detail"].as_str().unwrap().starts_with("already resolved at 20"), "{again:?}");
+        let show = json(&scene.settings, 0, &["compensations", "show", "1"]).await;
+        assert_eq!((&show["resolved_by"], &show["resolution_notes"]), (&value!(42), &value!("by hand")));
         json(&scene.settings, 0, &["compensations", "abandon", "4", "--notes", "no", "--yes"]).await;
         assert_eq!(status(&scene, 4).await, "abandoned 0");
     }

@@ -318,8 +318,10 @@ async fn they_are_put_away_with_a_note_and_wrong_ids_change_nothing() {
     run(&scene.settings, 4, &["dead-letters", "resolve", "1", "2", "--notes", "x"]).await;
     assert_eq!(scene.number(OPEN).await, 3);
     json(&scene.settings, 0, &["dead-letters", "resolve", "1", "--notes", "by hand"]).await;
-    let acts = acted(&scene.settings, 1, &["dead-letters", "resolve", "1", "2", "--notes", "again", "--yes"]).await;
-    assert_eq!(outcomes(&acts), ["left", "handled"]);
+    let acts = acted(&scene.settings, 0, &["dead-letters", "resolve", "1", "2", "--notes", "again", "--yes"]).await;
+    assert_eq!(outcomes(&acts), ["handled", "handled"]);
+    assert!(acts[0]["detail"].as_str().unwrap().starts_with("already resolved at 20"), "{acts:?}");
+    assert_eq!(acts[1]["detail"], Value::Null);
     let notes = "SELECT handler_notes FROM outbox_dead_letter WHERE handled AND handled_at <= now() ORDER BY id";
     assert_eq!(scene.texts(notes).await, ["by hand", "again"]);
     assert_eq!(status(&scene, "A").await, "dead_letter", "the event is not touched");

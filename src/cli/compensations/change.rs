@@ -1,7 +1,7 @@
 //! `outbox-relay compensations retry`, `resolve` and `abandon`
 
 use super::super::consent::Consent;
-use super::super::desk::{Act, id, refusal, report};
+use super::super::desk::{Act, already, id, refusal, report};
 use super::super::human::due;
 use super::super::output::Format;
 use super::super::{Failure, servers};
@@ -15,7 +15,7 @@ Example:
   outbox-relay compensations retry 5";
 
 const RESOLVE_HELP: &str = "\
-More than one wants --yes, or a yes on the terminal.
+One that is resolved already keeps its first notes. More than one wants --yes, or a yes on the terminal.
 
 Example:
   outbox-relay compensations resolve 5 --by 42 --notes \"refunded by hand\"";
@@ -67,9 +67,23 @@ struct Which {
     output: Format,
 }
 
+/// What became of a change.
+enum Change {
+    Made,
+    /// There was nothing left to do, since then.
+    MadeBefore(Option<String>),
+    Illegal,
+}
+
+impl Change {
+    fn of(made: bool) -> Self {
+        if made { Self::Made } else { Self::Illegal }
+    }
+}
+
 impl Retry {
     pub fn run(&self, settings: &Settings) -> Result<(), Failure> {
-        let change = async |desk: &Desk<'_>, id| desk.retry_compensation(id).await.map_err(Failure::from);
+        let change = async |desk: &Desk<'_>, id| Ok(Change::of(desk.retry_compensation(id).await?));
         self.which.each(settings, "compensations retry", ["due", "sent to the service again"], false, &change)
     }
 }
@@ -77,8 +91,10 @@ impl Retry {
 impl Resolve {
     pub fn run(&self, settings: &Settings) -> Result<(), Failure> {
         let change = async |desk: &Desk<'_>, id| {
-            let resolved = desk.resolve_compensation(id, self.by, self.notes.as_deref()).await;
-            resolved.map(|()| true).map_err(refusal)
+            // A look before: the function does not say that there was nothing left to do.
+            let before = desk.compensation(id, false).await?.filter(|story| story.row.status == "resolved");
+            let resolved = desk.resolve_compensation(id, self.by, self.notes.as_deref()).await.map_err(refusal);
+            resolved.map(|()| before.map_or(Change::Made, |story| Change::MadeBefore(story.resolved_at)))
         };
         self.which.each(settings, "compensations resolve", ["resolved", "marked as resolved"], false, &change)
     }
@@ -86,8 +102,7 @@ impl Resolve {
 
 impl Abandon {
     pub fn run(&self, settings: &Settings) -> Result<(), Failure> {
-        let change =
-            async |desk: &Desk<'_>, id| desk.abandon_compensation(id, &self.notes).await.map_err(Failure::from);
+        let change = async |desk: &Desk<'_>, id| Ok(Change::of(desk.abandon_compensation(id, &self.notes).await?));
         self.which.each(settings, "compensations abandon", ["abandoned", "given up for good"], true, &change)
     }
 }
@@ -100,7 +115,7 @@ impl Which {
         command: &str,
         [outcome, plan]: [&'static str; 2],
         is_final: bool,
-        change: &impl AsyncFn(&Desk<'_>, i64) -> Result<bool, Failure>,
+        change: &impl AsyncFn(&Desk<'_>, i64) -> Result<Change, Failure>,
     ) -> Result<(), Failure> {
         let acts = servers::at_desk(settings, command, async |desk| {
             let mut ids = self.ids.clone();
@@ -118,8 +133,9 @@ impl Which {
             let mut acts = Vec::new();
             for id in ids {
                 acts.push(match change(&desk, id).await {
-                    Ok(true) => Act { id, event_id: None, outcome, detail: None },
-                    Ok(false) => Act::left(id, None, why_not(desk.compensation(id, false).await?.as_ref())),
+                    Ok(Change::Made) => Act { id, event_id: None, outcome, detail: None },
+                    Ok(Change::MadeBefore(at)) => Act { id, event_id: None, outcome, detail: Some(already(at)) },
+                    Ok(Change::Illegal) => Act::left(id, None, why_not(desk.compensation(id, false).await?.as_ref())),
                     Err(Failure::Unfit(why)) => Act::left(id, None, why),
                     Err(failure) => return Err(failure),
                 });

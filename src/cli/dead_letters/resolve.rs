@@ -1,13 +1,13 @@
 //! `outbox-relay dead-letters resolve`
 
 use super::super::consent::Consent;
-use super::super::desk::{Act, id, report};
+use super::super::desk::{Act, already, id, report};
 use super::super::output::Format;
 use super::super::{Failure, servers};
 use crate::config::Settings;
 
 const HELP: &str = "\
-The event itself is not touched. More than one dead letter wants --yes, or a yes on the terminal.
+The event itself is not touched. One that is resolved already keeps its first notes. More than one dead letter wants --yes, or a yes on the terminal.
 
 Example:
   outbox-relay dead-letters resolve 17 --notes \"sent by hand, ticket 4711\"";
@@ -38,14 +38,14 @@ impl Resolve {
                 self.consent.ask(&format!("{} dead letters are marked as handled", known.len()))?;
             }
             let resolved = desk.resolve_dead_letters(&known, &self.notes).await?;
-            let act = |&id: &i64| {
-                if resolved.contains(&id) {
-                    Act { id, event_id: None, outcome: "handled", detail: None }
-                } else {
-                    Act::left(id, None, "it was handled before")
-                }
-            };
-            Ok::<Vec<Act>, Failure>(known.iter().map(act).collect())
+            let mut acts = Vec::new();
+            for id in known {
+                // Somebody was faster, or it is done again: either way it is as was asked for.
+                let before = if resolved.contains(&id) { None } else { desk.dead_letter(id, false).await? };
+                let detail = before.map(|story| already(story.letter.handled_at));
+                acts.push(Act { id, event_id: None, outcome: "handled", detail });
+            }
+            Ok::<Vec<Act>, Failure>(acts)
         })?;
         report(&acts, self.output)
     }

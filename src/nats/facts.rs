@@ -29,6 +29,8 @@ pub struct Server {
     pub version: String,
     /// Bytes.
     pub max_payload: usize,
+    /// Whether it belongs to a cluster.
+    pub clustered: bool,
 }
 
 impl Connection {
@@ -38,7 +40,8 @@ impl Connection {
     /// When it is down at present.
     pub fn server(&self) -> Result<Server, Failure> {
         let info = self.wire()?.client.server_info();
-        Ok(Server { name: info.server_name, version: info.version, max_payload: info.max_payload })
+        let clustered = info.cluster.is_some_and(|name| !name.is_empty());
+        Ok(Server { name: info.server_name, version: info.version, max_payload: info.max_payload, clustered })
     }
 
     /// Whether the user may publish to a subject; `None` when the server does not say.

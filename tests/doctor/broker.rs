@@ -83,6 +83,13 @@ fn faults() -> Vec<Fault> {
             "stream-subject-full",
             true,
         ),
+        (json!({}), &[("nats.create.replicas", "3")], "stream-replicas-setting", true),
+        (
+            json!({ "name": "OTHER", "subjects": ["t.>"] }),
+            &[("nats.create.replicas", "3")],
+            "stream-replicas-setting",
+            true,
+        ),
         (json!({ "max_msgs": 10, "discard": "old" }), &[], "stream-discard-old", true),
         (json!({ "max_msg_size": 1000 }), &[], "stream-message-size", true),
         (json!({ "subjects": ["s.>", "outbox-compensate.>"] }), &[], "compensation-captured", true),

@@ -70,7 +70,7 @@ impl Examiner<'_> {
         chart.check("nats-inbox", None);
         match &examined {
             Some(examined) => stream::judge(examined, server, self.settings, chart),
-            None => self.missing(chart).await,
+            None => self.missing(server, chart).await,
         }
         if let Some(filter) = compensations {
             self.captured(&filter, chart).await;
@@ -105,9 +105,10 @@ impl Examiner<'_> {
         }
     }
 
-    async fn missing(&self, chart: &mut Chart) {
+    async fn missing(&self, server: &Server, chart: &mut Chart) {
         let nats = &self.settings.nats;
         let object = format!("stream {}", nats.stream);
+        chart.check("stream-replicas-setting", stream::replicas_setting(None, server, self.settings));
         if nats.manage == Manage::Verify {
             let finding = Finding::error(object, "it does not exist", "the relay refuses to start without it");
             chart.check("stream-missing", [finding.command("outbox-relay stream apply --yes")]);
@@ -183,7 +184,12 @@ mod tests {
 
     #[test]
     fn versions_are_compared_as_numbers() {
-        let of = |version: &str| Server { name: "n".to_owned(), version: version.to_owned(), max_payload: 0 };
+        let of = |version: &str| Server {
+            name: "n".to_owned(),
+            version: version.to_owned(),
+            max_payload: 0,
+            clustered: false,
+        };
         for fine in ["2.10.0", "2.15.1-RC.1", "3.0.0"] {
             assert!(old(&of(fine)).is_none(), "{fine}");
         }

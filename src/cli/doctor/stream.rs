@@ -70,6 +70,7 @@ pub fn judge(examined: &Examined, server: &Server, settings: &Settings, chart: &
     );
     chart.check("stream-message-size", small_messages(&examined.facts, server, object()));
     chart.check("stream-window-setting", window_setting(&examined.facts, settings));
+    chart.check("stream-replicas-setting", replicas_setting(Some(&examined.facts), server, settings));
 }
 
 fn oddity(odd: &Oddity, object: String, on_purpose: bool, edit: &str, name: &str) -> Finding {
@@ -108,6 +109,24 @@ fn window_setting(facts: &StreamFacts, settings: &Settings) -> Option<Finding> {
         let why = "what nats.create says holds only for a stream that the relay makes";
         Finding::note(format!("stream {}", facts.name), problem, why).command("outbox-relay stream apply --yes")
     })
+}
+
+/// Replicas are on as many servers. `facts`: of the stream, if there is one.
+pub fn replicas_setting(facts: Option<&StreamFacts>, server: &Server, settings: &Settings) -> Option<Finding> {
+    const KEY: &str = "nats.create.replicas";
+    let wanted = settings.nats.create.replicas;
+    if server.clustered || wanted < 2 {
+        return None;
+    }
+    let problem = format!("it is {wanted}, and nats-server {} belongs to no cluster", server.name);
+    let finding = match facts {
+        None => Finding::error(KEY, problem, "the stream cannot be made"),
+        Some(facts) => {
+            let why = format!("stream {} is on one server alone, and is gone with its disk", facts.name);
+            Finding::warning(KEY, problem, why)
+        }
+    };
+    Some(finding.setting(KEY, 1).step("or run a cluster of as many servers"))
 }
 
 /// Looks at the stream beside what PostgreSQL tells.

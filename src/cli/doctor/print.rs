@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use serde::Serialize;
 
 use super::chart::{Act, Chart, Finding, Severity};
-use crate::cli::output::{self, Format};
+use crate::cli::output::{self, Format, clean};
 use crate::postgres::facts::Platform;
 
 #[derive(Serialize)]
@@ -72,11 +72,6 @@ fn block(out: &mut impl Write, finding: &Finding) -> io::Result<()> {
     writeln!(out)
 }
 
-/// Names come from the servers: no control character of theirs reaches a terminal.
-fn clean(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -92,7 +87,7 @@ mod tests {
         print(&mut out, &chart, Format::Table).unwrap();
         assert_eq!(
             String::from_utf8(out).unwrap(),
-            "Slot\n  ERROR  slot-gone  slot \"s \"\n    it is gone\n    why: nothing is read\n    mend, SQL:\n      \
+            "Slot\n  ERROR  slot-gone  slot \"s\\u{1b}\"\n    it is gone\n    why: nothing is read\n    mend, SQL:\n      \
              VACUUM;\n    mend, by hand:\n      wait\n\nerrors: 1, warnings: 0, notes: 0; checks that found nothing: 1\n"
         );
     }

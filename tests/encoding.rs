@@ -1,5 +1,7 @@
 //! A database whose encoding is SQL_ASCII holds any bytes.
 
+use futures_util::StreamExt as _;
+
 use crate::harness::nats::{Nats, NatsVersion, Space};
 use crate::harness::outbox;
 use crate::harness::postgres::{PgVersion, Postgres};
@@ -56,4 +58,33 @@ async fn a_row_that_is_not_utf8_becomes_a_dead_letter_and_its_neighbours_are_del
         relay.wait_ready().await;
         assert!(!relay.log().contains("the session ended"), "{}", relay.log());
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_compensation_that_is_not_utf8_is_given_to_a_person_and_its_neighbours_are_sent() {
+    let ascii = "ENCODING 'SQL_ASCII' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'";
+    let database = Postgres::shared(PgVersion::V18).await.database_with(ascii).await;
+    let nats = Nats::start(NatsVersion::V2_15).await;
+    let mut scene = Scene::of(database, &nats, Space::new()).await;
+    scene.settings = scene.settings.set("retry.initial", "50ms").set("retry.max", "100ms");
+    scene.settings = scene.settings.set("reconcile.interval", "50ms");
+    let service = nats.client().await;
+    let mut requests = service.subscribe("outbox-compensate.>").await.unwrap();
+    service.flush().await.unwrap();
+    let create = r#"SELECT create_compensation('b', 'refund', 0, E'{"name": "M\374ller"}', 'no');
+        SELECT create_compensation(E'M\374ller', 'refund', 0, '{}', 'no');
+        SELECT create_compensation('b', 'refund', 7, '{"name": "Müller"}', 'no')"#;
+    scene.sql(create).await;
+    let _relay = scene.relay().await;
+    let request = tokio::time::timeout(DELIVERED, requests.next()).await.expect("a request").unwrap();
+    let body = String::from_utf8(request.payload.to_vec()).unwrap();
+    assert!(body.contains(r#""item_index":7,"item_payload":{"name": "Müller"},"attempt":1"#), "{body}");
+    service.publish(request.reply.unwrap(), "{}".into()).await.unwrap();
+    scene.wait_number("SELECT count(*) FROM supply_batch_compensation WHERE status = 'resolved' AND id = 3", 1).await;
+    scene.wait_number("SELECT count(*) FROM supply_batch_compensation WHERE status = 'manual_required'", 2).await;
+    let reasons = scene.texts("SELECT failure_reason FROM supply_batch_compensation WHERE id < 3 ORDER BY id").await;
+    assert!(
+        reasons[0].contains("item_payload is not UTF-8") && reasons[1].contains("batch_id is not UTF-8"),
+        "{reasons:?}"
+    );
 }

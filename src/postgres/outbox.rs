@@ -14,7 +14,7 @@ mod waiting;
 mod writeback;
 mod writeback_sql;
 
-pub use compensations::{Attempted, Claim, Compensation};
+pub use compensations::{Attempted, Claim, Compensation, Texts};
 pub use completed::{Completed, CompletedRow, CompletedRows};
 pub use drain::WaitingRows;
 pub use due::{Due, DueRow, HeldRows, blocked, held_aggregates, snapshot};

@@ -25,7 +25,7 @@ use crate::nats::stream::Stream;
 use crate::pause::Pause;
 use crate::postgres::connect::{self, Target};
 use crate::postgres::describe;
-use crate::postgres::outbox::{Attempted, Claim, Compensation, Tables};
+use crate::postgres::outbox::{Attempted, Claim, Compensation, Tables, Texts};
 use crate::telemetry::metrics::{Metrics, compensation};
 
 /// Requests under way, at most.
@@ -192,8 +192,12 @@ struct Body<'a> {
 
 impl Asker {
     async fn attempt(&self, compensation: &Compensation) -> Attempted {
-        let subject = self.route.subject(&compensation.operation_type);
-        let (subject, body) = match (subject, body(compensation)) {
+        let texts = match &compensation.texts {
+            Ok(texts) => texts,
+            Err(reason) => return self.failed(compensation, reason),
+        };
+        let subject = self.route.subject(&texts.operation_type);
+        let (subject, body) = match (subject, body(compensation, texts)) {
             (Ok(subject), Ok(body)) => (subject, body),
             (Err(reason), _) => return self.failed(compensation, &reason.to_string()),
             (_, Err(reason)) => return self.failed(compensation, &reason),
@@ -233,18 +237,15 @@ fn request_id(compensation: &Compensation) -> String {
     format!("{}-{}", compensation.id, compensation.created_at)
 }
 
-fn body(compensation: &Compensation) -> Result<Bytes, String> {
-    let Some(payload) = compensation.item_payload.as_deref() else {
-        return Err("its item_payload is larger than delivery.max_in_flight_bytes".to_owned());
-    };
+fn body(compensation: &Compensation, texts: &Texts) -> Result<Bytes, String> {
     let unreadable = |error: serde_json::Error| format!("its item_payload cannot be sent: {error}");
     let body = Body {
         id: compensation.id,
-        batch_id: &compensation.batch_id,
-        operation_type: &compensation.operation_type,
+        batch_id: &texts.batch_id,
+        operation_type: &texts.operation_type,
         item_index: compensation.item_index,
         // As PostgreSQL prints it: never parsed into numbers and printed again.
-        item_payload: serde_json::from_str(payload).map_err(unreadable)?,
+        item_payload: serde_json::from_str(&texts.item_payload).map_err(unreadable)?,
         attempt: compensation.attempt,
     };
     serde_json::to_vec(&body).map(Bytes::from).map_err(unreadable)

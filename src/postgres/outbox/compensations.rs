@@ -5,23 +5,31 @@ use std::time::Duration;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Error, Row};
 
+use super::rows::Raw;
 use super::{Tables, printable};
 
 /// A compensation that this relay has claimed.
 #[derive(Clone, Debug)]
 pub struct Compensation {
     pub id: i64,
-    pub batch_id: String,
-    pub operation_type: String,
     pub item_index: i32,
-    /// JSON text, exactly as PostgreSQL prints the `jsonb`; `None`: it is too large to be read.
-    pub item_payload: Option<String>,
+    /// What it says, or why that cannot be sent.
+    pub texts: Result<Texts, String>,
     /// Attempts, this one included.
     pub attempt: i32,
     /// Microseconds since the Unix epoch.
     pub created_at: i64,
     /// The row's version under this claim: another one means that someone else has changed its state since.
     version: i64,
+}
+
+/// What a compensation says.
+#[derive(Clone, Debug)]
+pub struct Texts {
+    pub batch_id: String,
+    pub operation_type: String,
+    /// JSON text, exactly as PostgreSQL prints the `jsonb`.
+    pub item_payload: String,
 }
 
 /// What became of an attempt.
@@ -129,12 +137,24 @@ const RETURNED: &str = "status = 'pending', retry_count = greatest(retry_count -
 fn compensation(row: &Row) -> Result<Compensation, Error> {
     Ok(Compensation {
         id: row.try_get(0)?,
-        batch_id: row.try_get(1)?,
-        operation_type: row.try_get(2)?,
         item_index: row.try_get(3)?,
-        item_payload: row.try_get(4)?,
+        texts: texts(row.try_get(1)?, row.try_get(2)?, row.try_get(4)?),
         attempt: row.try_get(5)?,
         created_at: row.try_get(6)?,
         version: row.try_get(7)?,
+    })
+}
+
+/// A database whose encoding is SQL_ASCII holds any bytes: a row of it must not spoil the others.
+fn texts(batch_id: Raw<'_>, operation_type: Raw<'_>, item_payload: Option<Raw<'_>>) -> Result<Texts, String> {
+    let text = |column: &str, raw: Raw<'_>| match std::str::from_utf8(raw.0) {
+        Ok(text) => Ok(text.to_owned()),
+        Err(_) => Err(format!("its {column} is not UTF-8 (does the database have the encoding SQL_ASCII?)")),
+    };
+    let item_payload = item_payload.ok_or("its item_payload is larger than delivery.max_in_flight_bytes")?;
+    Ok(Texts {
+        batch_id: text("batch_id", batch_id)?,
+        operation_type: text("operation_type", operation_type)?,
+        item_payload: text("item_payload", item_payload)?,
     })
 }

@@ -31,10 +31,7 @@ async fn is_warned(settings: &RelaySettings) -> bool {
 async fn slot_that_no_standby_copies_and_one_that_waits_for_a_standby_are_told() {
     let server = Postgres::start(PgVersion::V18, &[]).await;
     let (nats, space) = (Nats::shared(NatsVersion::V2_15).await, Space::new());
-    let settings = RelaySettings::new(&server.url("postgres"), &nats.url())
-        .set("nats.stream", &space.stream)
-        .set("nats.create.subjects", &space.subjects())
-        .set("route.subject", &space.template());
+    let settings = RelaySettings::new(&server.url("postgres"), &nats.url()).within(&space);
     settings.migrate().await;
     // A slot that was never used is no standby's.
     let client = server.client().await;

@@ -36,11 +36,8 @@ impl Site {
         let settings = [("max_wal_size", "4GB"), ("autovacuum", "off"), ("wal_compression", "on")];
         let postgres = Postgres::start(PgVersion::V18, &settings).await;
         let (nats, space) = (Nats::start(NatsVersion::V2_15).await, Space::new());
-        let settings = RelaySettings::new(&postgres.url("postgres"), &nats.url())
-            .set("log.level", "info")
-            .set("nats.stream", &space.stream)
-            .set("nats.create.subjects", &space.subjects())
-            .set("route.subject", &space.template());
+        let settings =
+            RelaySettings::new(&postgres.url("postgres"), &nats.url()).set("log.level", "info").within(&space);
         settings.migrate().await;
         Self { client: postgres.client().await, postgres, nats, settings, space }
     }

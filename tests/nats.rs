@@ -14,6 +14,9 @@ use bytes::Bytes;
 use outbox_relay::config::{self, Manage, Storage};
 use outbox_relay::nats::connect::{Connection, connect};
 use outbox_relay::nats::publish::{Ack, Headers, Publisher, Replies, Reply};
+use outbox_relay::nats::stream::Stream;
+
+use crate::harness::nats::{Nats, NatsVersion};
 
 /// On two busy cores.
 const SOON: Duration = Duration::from_secs(20);
@@ -57,6 +60,16 @@ impl Rig {
         let (connection, inboxes) = connect(config, 8192).await.unwrap();
         let (publisher, replies) = Publisher::new(&connection, inboxes, &config.stream);
         Self { connection, publisher, replies }
+    }
+
+    /// On a server of its own, with the stream that the settings ask for.
+    async fn with_stream(version: NatsVersion) -> (Nats, Self, Stream) {
+        let server = Nats::start(version).await;
+        let config = settings(&server.url());
+        let rig = Self::open(&config).await;
+        let stream = Stream::new(&rig.connection, &config);
+        stream.ensure(&config, "outbox.*.>").await.unwrap();
+        (server, rig, stream)
     }
 
     /// The next `count` replies, sorted by token.

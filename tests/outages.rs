@@ -7,10 +7,11 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use crate::harness::load::{Load, Outbox};
-use crate::harness::nats::{Nats, NatsVersion, Space};
+use crate::harness::nats::{Nats, NatsVersion};
 use crate::harness::postgres::{PgVersion, Postgres};
 use crate::harness::proxy::{Direction, Proxy};
 use crate::harness::relay::{READY, Relay, RelaySettings};
+use crate::harness::scene::Scene;
 use crate::harness::wait::{always, eventually};
 
 const DUPLICATE: &str = "outbox_relay_publishes_total{outcome=\"duplicate\"}";
@@ -228,14 +229,11 @@ async fn a_large_backlog_while_nats_is_frozen_costs_neither_memory_nor_the_repli
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_acknowledgement_is_asked_for_again() {
-    let (nats, space) = (Nats::shared(NatsVersion::V2_15).await, Space::new());
-    let database = Postgres::shared(PgVersion::V18).await.database().await;
+    let (scene, nats) = (Scene::new().await, Nats::shared(NatsVersion::V2_15).await);
     let proxy = Proxy::start_nats(nats.port()).await;
-    let settings = RelaySettings::shared(&database, nats, &space);
-    settings.migrate().await;
-    let outbox = Outbox::new(&database.url(), &space.stream).await;
-    let mut relay = settings.set("nats.url", &proxy.instead_of(&nats.url())).set("delivery.ack_timeout", "1s").start();
-    relay.wait_ready().await;
+    let outbox = scene.outbox().await;
+    let settings = scene.settings.clone().set("nats.url", &proxy.instead_of(&nats.url()));
+    let relay = scene.relay_with(&settings.set("delivery.ack_timeout", "1s")).await;
     // Of every third event, the first answer is lost. The token at the end of the subject tells the event.
     let lost = Mutex::new(HashSet::new());
     proxy.drop_messages(move |line| {
@@ -288,13 +286,9 @@ async fn servers_that_are_away_at_the_start_are_waited_for() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_row_that_someone_holds_keeps_neither_its_batch_nor_the_flow() {
     for (postgres, nats) in PgVersion::ENDS.into_iter().zip(NatsVersion::ENDS) {
-        let (database, nats) = (Postgres::shared(postgres).await.database().await, Nats::shared(nats).await);
-        let space = Space::new();
-        let settings = RelaySettings::shared(&database, nats, &space);
-        settings.migrate().await;
-        let outbox = Outbox::new(&database.url(), &space.stream).await;
-        let mut relay = settings.start();
-        relay.wait_ready().await;
+        let (scene, nats) = (Scene::on(postgres, nats).await, Nats::shared(nats).await);
+        let outbox = scene.outbox().await;
+        let mut relay = scene.relay().await;
         // Else the next one reads the rows from the table, and the log only once all of them have their outcomes.
         let drained = "SELECT count(*) FROM outbox_relay_state WHERE NOT needs_drain";
         eventually(READY, "the drain is over", async || outbox.number(drained).await == 1).await;
@@ -304,7 +298,7 @@ async fn a_row_that_someone_holds_keeps_neither_its_batch_nor_the_flow() {
         let mut holder = outbox.client().await;
         let lock = holder.transaction().await.unwrap();
         lock.execute("SELECT 1 FROM outbox_events WHERE payload ->> 'n' = '7' FOR UPDATE", &[]).await.unwrap();
-        let mut relay = settings.start();
+        let mut relay = scene.settings.start();
         let completed = async |count: i64| {
             let what = format!("{count} rows are completed");
             eventually(READY, &what, async || outbox.rows("completed").await == count).await;
@@ -319,7 +313,7 @@ async fn a_row_that_someone_holds_keeps_neither_its_batch_nor_the_flow() {
         let passed =
             "SELECT confirmed_flush_lsn >= pg_current_wal_lsn() FROM pg_replication_slots WHERE slot_name = $1";
         let client = outbox.client().await;
-        assert!(!client.query_one(passed, &[&database.slot]).await.unwrap().get::<_, bool>(0));
+        assert!(!client.query_one(passed, &[&scene.database.slot]).await.unwrap().get::<_, bool>(0));
         lock.rollback().await.unwrap();
         assert_eq!(outbox.expect_exact(nats).await, 60);
         assert_eq!(relay.ended(), None);

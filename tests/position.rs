@@ -60,10 +60,7 @@ async fn a_row_that_is_published_before_it_is_visible_ends_completed() {
     for version in PgVersion::ENDS {
         let postgres = Postgres::start(version, &[]).await;
         let (nats, space) = (Nats::shared(NatsVersion::V2_15).await, Space::new());
-        let settings = RelaySettings::new(&postgres.url("postgres"), &nats.url())
-            .set("nats.stream", &space.stream)
-            .set("nats.create.subjects", &space.subjects())
-            .set("route.subject", &space.template());
+        let settings = RelaySettings::new(&postgres.url("postgres"), &nats.url()).within(&space);
         settings.migrate().await;
         let mut relay = settings.start();
         relay.wait_ready().await;

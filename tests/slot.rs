@@ -24,10 +24,7 @@ async fn slot(client: &Client) -> (i64, String) {
 
 /// The relay's defaults on servers of its own, migrated.
 async fn settings(postgres: &Postgres, nats: &Nats, space: &Space) -> RelaySettings {
-    let settings = RelaySettings::new(&postgres.url("postgres"), &nats.url())
-        .set("nats.stream", &space.stream)
-        .set("nats.create.subjects", &space.subjects())
-        .set("route.subject", &space.template());
+    let settings = RelaySettings::new(&postgres.url("postgres"), &nats.url()).within(space);
     settings.migrate().await;
     settings
 }

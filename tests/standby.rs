@@ -9,6 +9,7 @@ use crate::harness::nats::{Nats, NatsVersion, Space};
 use crate::harness::postgres::{PgVersion, Postgres};
 use crate::harness::proxy::Proxy;
 use crate::harness::relay::{READY, Relay, RelaySettings};
+use crate::harness::scene::Scene;
 use crate::harness::wait::eventually;
 
 const STORED: &str = "outbox_relay_publishes_total{outcome=\"stored\"}";
@@ -24,14 +25,10 @@ async fn expect_standby(relay: &mut Relay) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_second_relay_stands_by_and_takes_over_from_one_that_is_killed_or_stopped() {
     for (postgres, nats) in PgVersion::ENDS.into_iter().zip(NatsVersion::ENDS) {
-        let (database, nats) = (Postgres::shared(postgres).await.database().await, Nats::shared(nats).await);
-        let space = Space::new();
-        let settings = RelaySettings::shared(&database, nats, &space);
-        settings.migrate().await;
-        let outbox = Outbox::new(&database.url(), &space.stream).await;
+        let (scene, nats) = (Scene::on(postgres, nats).await, Nats::shared(nats).await);
+        let (settings, outbox) = (&scene.settings, scene.outbox().await);
         let load = Load::start(&outbox, 3);
-        let mut first = settings.start();
-        first.wait_ready().await;
+        let mut first = scene.relay().await;
         outbox.wait_stored(nats, 50).await;
         let mut second = settings.start();
         expect_standby(&mut second).await;
@@ -124,10 +121,7 @@ async fn a_relay_alone_streams_again_after_a_half_open_link() {
     let (nats, space) = (Nats::shared(NatsVersion::V2_15).await, Space::new());
     let proxy = Proxy::start(postgres.port()).await;
     let url = postgres.url("postgres");
-    let settings = RelaySettings::new(&proxy.instead_of(&url), &nats.url())
-        .set("nats.stream", &space.stream)
-        .set("nats.create.subjects", &space.subjects())
-        .set("route.subject", &space.template());
+    let settings = RelaySettings::new(&proxy.instead_of(&url), &nats.url()).within(&space);
     settings.migrate().await;
     let outbox = Outbox::new(&url, &space.stream).await;
     let mut relay = settings.start();

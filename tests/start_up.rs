@@ -175,12 +175,7 @@ async fn faults_of_the_server_are_told() {
     for version in PgVersion::ENDS {
         let space = Space::new();
         let server = Postgres::start(version, &[("wal_level", "replica")]).await;
-        let settings = |url: &str| {
-            RelaySettings::new(url, &nats.url())
-                .set("nats.stream", &space.stream)
-                .set("nats.create.subjects", &space.subjects())
-                .set("route.subject", &space.template())
-        };
+        let settings = |url: &str| RelaySettings::new(url, &nats.url()).within(&space);
         let base = settings(&server.url("postgres"));
         base.migrate().await;
         refused("wal_level", &base, 1, &["wal_level", "ALTER SYSTEM SET wal_level", "restart"]).await;

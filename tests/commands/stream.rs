@@ -8,10 +8,7 @@ use crate::harness::relay::RelaySettings;
 use crate::nats::stream::{ask, update};
 
 fn settings(server: &Nats, space: &Space) -> RelaySettings {
-    RelaySettings::new("postgres://nobody@127.0.0.1:1/none", &server.url())
-        .set("nats.stream", &space.stream)
-        .set("nats.create.subjects", &space.subjects())
-        .set("route.subject", &space.template())
+    RelaySettings::new("postgres://nobody@127.0.0.1:1/none", &server.url()).within(space)
 }
 
 async fn config(server: &Nats, stream: &str) -> Value {

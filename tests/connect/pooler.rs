@@ -92,10 +92,7 @@ async fn a_relay_behind_a_pooler_says_so_and_runs_with_a_replication_url() {
     let (nats, space) = (Nats::shared(NatsVersion::V2_15).await, Space::new());
     let pooler = start(&program, &server, "").await;
     let pooled = format!("postgres://postgres@127.0.0.1:{}/postgres", pooler.port);
-    let settings = RelaySettings::new(&pooled, &nats.url())
-        .set("nats.stream", &space.stream)
-        .set("nats.create.subjects", &space.subjects())
-        .set("route.subject", &space.template());
+    let settings = RelaySettings::new(&pooled, &nats.url()).within(&space);
     settings.migrate().await;
 
     let mut relay = settings.start();

@@ -39,7 +39,13 @@ impl RelaySettings {
         Self::new(&database.url(), &nats.url())
             .set("source.slot", &database.slot)
             .set("source.publication", &database.publication)
-            .set("nats.stream", &space.stream)
+            .within(space)
+    }
+
+    /// In a part of a NATS server that is shared with other tests.
+    #[must_use]
+    pub fn within(self, space: &Space) -> Self {
+        self.set("nats.stream", &space.stream)
             .set("nats.create.subjects", &space.subjects())
             .set("route.subject", &space.template())
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use async_nats::jetstream::Context;
 use tokio_postgres::Client;
 
+use super::load::Outbox;
 use super::nats::{Nats, NatsVersion, Space};
 use super::postgres::{Database, PgVersion, Postgres};
 use super::relay::{Relay, RelaySettings};
@@ -58,6 +59,11 @@ impl Scene {
         let mut relay = settings.start();
         relay.wait_ready().await;
         relay
+    }
+
+    /// The outbox under load, and the stream that it is to be compared with.
+    pub async fn outbox(&self) -> Outbox {
+        Outbox::new(&self.database.url(), &self.space.stream).await
     }
 
     /// Runs statements.

@@ -2,19 +2,14 @@
 
 use jiff::{SignedDuration, Timestamp};
 use outbox_relay::nats::ids::Start;
-use outbox_relay::nats::stream::Stream;
 
-use super::{Rig, settings};
-use crate::harness::nats::{Nats, NatsVersion};
+use super::Rig;
+use crate::harness::nats::NatsVersion;
 
 #[tokio::test]
 async fn a_message_is_found_by_its_id_from_a_place_or_a_time_on() {
     for version in NatsVersion::ENDS {
-        let server = Nats::start(version).await;
-        let config = settings(&server.url());
-        let mut rig = Rig::open(&config).await;
-        let stream = Stream::new(&rig.connection, &config);
-        stream.ensure(&config, "outbox.*.>").await.unwrap();
+        let (server, mut rig, stream) = Rig::with_stream(version).await;
         assert_eq!(stream.find("7", Start::After(0), None).await, Ok(None));
         assert_eq!(stream.id_at(7).await, Ok(None));
         let before = Timestamp::now() - SignedDuration::from_secs(1);

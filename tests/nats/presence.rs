@@ -3,19 +3,14 @@
 use std::collections::{HashMap, HashSet};
 
 use jiff::{SignedDuration, Timestamp};
-use outbox_relay::nats::stream::Stream;
 
-use super::{Rig, settings};
-use crate::harness::nats::{Nats, NatsVersion};
+use super::Rig;
+use crate::harness::nats::NatsVersion;
 
 #[tokio::test]
 async fn removed_messages_are_noticed_wherever_they_stood() {
     for version in NatsVersion::ENDS {
-        let server = Nats::start(version).await;
-        let config = settings(&server.url());
-        let mut rig = Rig::open(&config).await;
-        let stream = Stream::new(&rig.connection, &config);
-        stream.ensure(&config, "outbox.*.>").await.unwrap();
+        let (server, mut rig, stream) = Rig::with_stream(version).await;
         let events = HashSet::from(["7".to_owned(), "70".to_owned()]);
         let before = Timestamp::now() - SignedDuration::from_mins(1);
         let look = async |since| stream.look_for(&events, since).await.unwrap();

@@ -12,5 +12,5 @@ pub use outbox::{Outbox, Relation, Sequence, Trigger};
 pub use pins::{OpenTransaction, OtherSlot, Pins};
 pub use replication::replication;
 pub use rows::Rows;
-pub use server::{Platform, Role, Server};
+pub use server::{OldDatabase, Platform, Role, Server};
 pub use standbys::Standbys;

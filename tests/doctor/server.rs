@@ -16,10 +16,7 @@ const DEADLINE: Duration = Duration::from_mins(1);
 
 async fn on(server: &Postgres) -> Patient {
     let (nats, space) = (Nats::shared(NatsVersion::V2_15).await, Space::new());
-    let settings = RelaySettings::new(&server.url("postgres"), &nats.url())
-        .set("nats.stream", &space.stream)
-        .set("nats.create.subjects", &space.subjects())
-        .set("route.subject", &space.template());
+    let settings = RelaySettings::new(&server.url("postgres"), &nats.url()).within(&space);
     Patient::over(server, &server.url("postgres"), &settings)
 }
 
@@ -141,6 +138,60 @@ async fn what_holds_log_and_commits_back_is_found_and_mended() {
     for id in ["slot-lost", "retained-wal-limit"] {
         patient.mend(&report, id).await;
     }
+    assert!(patient.report().await.ills().is_empty());
+}
+
+/// What keeps old rows, and what comes of it in the end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_keeps_old_rows_and_transaction_ids_is_found_and_mended() {
+    // A quarter of the age at which tables are frozen is much.
+    let settings = [
+        ("autovacuum_freeze_max_age", "100000"),
+        ("max_prepared_transactions", "1"),
+        ("hot_standby_feedback", "on"),
+        ("wal_receiver_status_interval", "1s"),
+    ];
+    let mut server = Postgres::start(PgVersion::V18, &settings).await;
+    let mut patient = on(&server).await;
+    patient.operator.migrate().await;
+    patient.sql("SELECT pg_create_logical_replication_slot('other', 'pgoutput')").await;
+    patient.sql("CREATE TABLE t (i int)").await;
+    let standby = server.standby().await;
+    let reader = standby.client().await;
+    reader.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM t").await.unwrap();
+    patient.sql("BEGIN; INSERT INTO t VALUES (1); PREPARE TRANSACTION 'p'").await;
+    let xmin = "SELECT count(*) FROM pg_stat_replication WHERE backend_xmin IS NOT NULL";
+    let fed = async || server.client().await.query_one(xmin, &[]).await.unwrap().get::<_, i64>(0) == 1;
+    eventually(DEADLINE, "the standby feeds back", fed).await;
+    assert!(patient.report().await.ills().is_empty());
+    // Each block with a handler is a transaction of its own.
+    let burn = "DO $$ BEGIN FOR i IN 1..26000 LOOP
+          BEGIN INSERT INTO t VALUES (i); EXCEPTION WHEN division_by_zero THEN NULL; END;
+        END LOOP; END $$";
+    patient.sql(burn).await;
+    let found = async || {
+        let report = Report::of(&patient.settings, &["--patience", "1ms"]).await;
+        report.ills() == ["prepared-transaction", "other-slot-xmin", "standby-xmin"]
+    };
+    eventually(DEADLINE, "what keeps old rows is found", found).await;
+    let report = Report::of(&patient.settings, &["--patience", "1ms"]).await;
+    for id in ["prepared-transaction", "other-slot-xmin"] {
+        patient.mend(&report, id).await;
+    }
+    assert_eq!(patient.mend(&report, "standby-xmin").await, ["end the long query that runs on the standby"]);
+    reader.batch_execute("COMMIT").await.unwrap();
+    let gone = async || patient.report().await.ills().is_empty();
+    eventually(DEADLINE, "nothing keeps old rows", gone).await;
+    drop(standby);
+
+    // Nothing froze them for a thousand million transactions. What nobody can connect to would be autovacuum's.
+    patient.sql("ALTER SYSTEM SET autovacuum_freeze_max_age = 2000000000").await;
+    patient.sql("ALTER DATABASE template0 ALLOW_CONNECTIONS true").await;
+    patient.sql("CREATE DATABASE \"it's\"").await;
+    server.restart_at(1050 << 20).await;
+    let report = patient.report().await;
+    assert_eq!(report.of_id("wraparound").len(), 4, "{:#?}", report.findings);
+    patient.mend(&report, "wraparound").await;
     assert!(patient.report().await.ills().is_empty());
 }
 

@@ -153,6 +153,16 @@ impl Postgres {
         self.start_again().await;
     }
 
+    /// A restart after which the next transaction has this id, as if all before had been used up. A multiple of 2^20, so
+    /// that the server need not know what became of them.
+    pub async fn restart_at(&mut self, xid: u32) {
+        assert!(xid.is_multiple_of(1 << 20));
+        self.stop_fast().await;
+        let mut reset = command(&self.bin.join("pg_resetwal"), self.server.home(), self.user.as_ref());
+        run(reset.arg("--next-transaction-id").arg(xid.to_string()).arg(self.data())).await;
+        self.start_again().await;
+    }
+
     /// Sends a signal to the postmaster alone. Its children go on: use [`Self::freeze`] to stop everything.
     pub fn signal(&self, signal: Signal) {
         self.server.process().signal(signal);

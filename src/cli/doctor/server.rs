@@ -4,7 +4,7 @@ use super::chart::{Act, Chart, Finding};
 use super::parameters;
 use crate::config::{OnSuccess, Settings};
 use crate::postgres::checks::ServerFault;
-use crate::postgres::facts::{Platform, Server};
+use crate::postgres::facts::{OldDatabase, Platform, Server};
 use crate::postgres::remedies;
 
 /// Connections that a running relay opens at most.
@@ -195,14 +195,25 @@ fn clock(server: &Server) -> Option<Finding> {
     })
 }
 
-fn wraparound(server: &Server) -> Option<Finding> {
-    (server.oldest_xid > WRAPAROUND).then(|| {
-        let problem = format!("the oldest transaction id is {} transactions old", server.oldest_xid);
-        let why = "at 2,147 million the server takes no more writes";
-        Finding::warning("transaction ids", problem, why)
-            .sql("VACUUM (FREEZE)")
-            .step("end what holds old rows back: see the findings about transactions and slots")
-    })
+fn wraparound(server: &Server) -> Vec<Finding> {
+    let found = |database: &OldDatabase| {
+        let object = format!("database {:?}", database.name);
+        let problem = format!("its oldest transaction id is {} transactions old", database.age);
+        let finding = Finding::warning(object, problem, "at 2,147 million the server takes no more writes");
+        let finding = if database.open {
+            // VACUUM sees one database, which need not be the outbox's.
+            finding.command(format!("vacuumdb --freeze --dbname={}", quoted(&database.name)))
+        } else {
+            finding.step("autovacuum alone gets there: it does when nothing holds old rows back")
+        };
+        finding.step("end what holds old rows back: see the findings about transactions and slots")
+    };
+    server.oldest.iter().filter(|database| database.age > WRAPAROUND).map(found).collect()
+}
+
+/// For a shell.
+fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "'\\''"))
 }
 
 fn autovacuum(server: &Server) -> Vec<Finding> {

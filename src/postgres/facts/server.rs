@@ -34,6 +34,16 @@ pub struct Role {
     pub sees_others: bool,
 }
 
+/// A database with the age of its oldest transaction id.
+#[derive(Clone, Debug)]
+pub struct OldDatabase {
+    pub name: String,
+    /// Whether it can be connected to.
+    pub open: bool,
+    /// Transactions.
+    pub age: i32,
+}
+
 /// A server, as `doctor` looks at it.
 #[derive(Clone, Debug)]
 pub struct Server {
@@ -51,8 +61,8 @@ pub struct Server {
     pub senders: i64,
     /// Sessions of clients.
     pub sessions: i64,
-    /// Highest age of any database's oldest transaction id.
-    pub oldest_xid: i32,
+    /// The databases with the oldest transaction ids, the oldest first.
+    pub oldest: Vec<OldDatabase>,
     /// Seconds by which the server's clock is ahead of ours.
     pub clock_ahead: f64,
     /// How long the question for the time took: the clocks cannot be compared better.
@@ -108,8 +118,7 @@ impl Server {
            pg_has_role(r.oid, 'pg_read_all_stats', 'USAGE'), d.datname::text, d.datconnlimit,
            current_setting('server_encoding'), (SELECT count(*) FROM pg_replication_slots),
            (SELECT count(*) FROM pg_stat_replication),
-           (SELECT coalesce(sum(numbackends), 0)::int8 FROM pg_stat_database),
-           (SELECT max(age(datfrozenxid)) FROM pg_database)
+           (SELECT coalesce(sum(numbackends), 0)::int8 FROM pg_stat_database)
          FROM pg_roles r, pg_database d WHERE r.rolname = current_user AND d.datname = current_database()";
         let Some(row) = client.query_typed(statement, &[]).await?.into_iter().next() else { return Ok(None) };
         Ok(Some(Self {
@@ -132,7 +141,7 @@ impl Server {
             slots: row.try_get(8)?,
             senders: row.try_get(9)?,
             sessions: row.try_get(10)?,
-            oldest_xid: row.try_get::<_, Option<i32>>(11)?.unwrap_or(0),
+            oldest: oldest(client).await?,
             clock_ahead: now - ours.as_secs_f64(),
             clock_doubt,
             state,
@@ -178,6 +187,15 @@ async fn read_settings(client: &Client) -> Result<BTreeMap<String, Setting>, Err
             let setting = Setting { value: row.try_get(1)?, unit: row.try_get(2)?, reloads: row.try_get(3)? };
             Ok((row.try_get(0)?, setting))
         })
+        .collect()
+}
+
+async fn oldest(client: &Client) -> Result<Vec<OldDatabase>, Error> {
+    let statement =
+        "SELECT datname::text, datallowconn, age(datfrozenxid) FROM pg_database ORDER BY 3 DESC, 1 LIMIT 10";
+    let rows = client.query_typed(statement, &[]).await?;
+    rows.iter()
+        .map(|row| Ok(OldDatabase { name: row.try_get(0)?, open: row.try_get(1)?, age: row.try_get(2)? }))
         .collect()
 }
 

@@ -49,6 +49,15 @@ async fn a_row_that_is_not_utf8_becomes_a_dead_letter_and_its_neighbours_are_del
         let texts: Vec<_> = scene.stored().await.into_iter().map(|message| message.payload).collect();
         assert!(texts.iter().all(|text| text == r#"{"name": "Müller"}"#), "{texts:?}");
 
+        // People can look at them.
+        for command in
+            ["events list", "events show bad-id --payload", "dead-letters list", "dead-letters show 1 --payload"]
+        {
+            let output = scene.settings.run(&command.split(' ').collect::<Vec<_>>()).await;
+            let said = String::from_utf8(output.stdout).unwrap();
+            assert!(said.contains("M\u{fffd}ller"), "{command}: {said}{}", String::from_utf8_lossy(&output.stderr));
+        }
+
         let target: String = scene.client.query_one("SELECT pg_current_wal_lsn()::text", &[]).await.unwrap().get(0);
         let slot = &scene.database.slot;
         let passed = format!(
@@ -87,4 +96,11 @@ async fn a_compensation_that_is_not_utf8_is_given_to_a_person_and_its_neighbours
         reasons[0].contains("item_payload is not UTF-8") && reasons[1].contains("batch_id is not UTF-8"),
         "{reasons:?}"
     );
+
+    // Whom it is given to can look at it, and at the rest of it.
+    for command in [&["compensations", "list"][..], &["compensations", "show", "1", "--payload"]] {
+        let output = scene.settings.run(command).await;
+        let said = String::from_utf8(output.stdout).unwrap();
+        assert!(said.contains("M\u{fffd}ller"), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    }
 }

@@ -11,10 +11,12 @@ pub use dead_letters::{DeadLetterFilter, DeadLetterRow, DeadLetterStory, LinkedC
 pub use events::{EventFilter, EventRow, EventStory, STATES};
 pub use replay::{Candidate, Replay, Replayed};
 
+use serde_json::Value;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Error, Row};
 
 use super::Tables;
+use super::rows::Raw;
 use crate::config::TableName;
 use crate::postgres::names::in_schema;
 
@@ -84,6 +86,25 @@ impl<T> Page<T> {
         };
         Self { rows, end }
     }
+}
+
+/// Text for people to read. Where the database's encoding is SQL_ASCII it may hold bytes that are no UTF-8: one such row must
+/// not hide the others, so U+FFFD stands for them.
+fn text(row: &Row, column: &str) -> Result<String, Error> {
+    Ok(lossy(row.try_get(column)?))
+}
+
+fn some_text(row: &Row, column: &str) -> Result<Option<String>, Error> {
+    Ok(row.try_get::<_, Option<_>>(column)?.map(lossy))
+}
+
+/// The same of a `jsonb` that was selected as text.
+fn json(row: &Row, column: &str) -> Result<Value, Error> {
+    Ok(serde_json::from_str(&text(row, column)?).unwrap_or_default())
+}
+
+fn lossy(raw: Raw<'_>) -> String {
+    String::from_utf8_lossy(raw.0).into_owned()
 }
 
 /// One more than a page holds, to see whether another follows.

@@ -45,6 +45,7 @@ pub(super) fn select_list() -> String {
 }
 
 /// The bytes of a text, which are not always UTF-8 where the database's encoding is SQL_ASCII.
+#[derive(Clone, Copy)]
 pub(super) struct Raw<'a>(pub &'a [u8]);
 
 impl<'a> FromSql<'a> for Raw<'a> {

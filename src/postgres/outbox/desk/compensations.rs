@@ -6,7 +6,7 @@ use tokio_postgres::types::Type;
 use tokio_postgres::{Error, Row};
 
 use super::events::raw;
-use super::{Desk, Page, one_more, seconds, utc};
+use super::{Desk, Page, one_more, seconds, some_text, text, utc};
 use crate::postgres::outbox::printable;
 
 /// Which compensations are listed; what is `None` does not matter.
@@ -154,8 +154,8 @@ fn columns() -> String {
 fn read(row: &Row) -> Result<CompensationRow, Error> {
     Ok(CompensationRow {
         id: row.try_get("id")?,
-        batch_id: row.try_get("batch_id")?,
-        operation_type: row.try_get("operation_type")?,
+        batch_id: text(row, "batch_id")?,
+        operation_type: text(row, "operation_type")?,
         item_index: row.try_get("item_index")?,
         status: row.try_get("status")?,
         retry_count: row.try_get("retry_count")?,
@@ -164,22 +164,22 @@ fn read(row: &Row) -> Result<CompensationRow, Error> {
         age_seconds: row.try_get("age_seconds")?,
         next_retry_at: row.try_get("next_retry_at")?,
         next_retry_seconds: row.try_get("next_retry_seconds")?,
-        failure_reason: row.try_get("failure_reason")?,
+        failure_reason: some_text(row, "failure_reason")?,
     })
 }
 
 fn read_story(row: &Row) -> Result<CompensationStory, Error> {
     Ok(CompensationStory {
         row: read(row)?,
-        locked_by: row.try_get("locked_by")?,
+        locked_by: some_text(row, "locked_by")?,
         locked_at: row.try_get("locked_at")?,
         resolved_at: row.try_get("resolved_at")?,
         resolved_by: row.try_get("resolved_by")?,
-        resolution_notes: row.try_get("resolution_notes")?,
+        resolution_notes: some_text(row, "resolution_notes")?,
         created_by: row.try_get("created_by")?,
         updated_at: row.try_get("updated_at")?,
         version: row.try_get("version")?,
         item_payload_bytes: row.try_get("item_payload_bytes")?,
-        item_payload: raw(row.try_get("item_payload")?),
+        item_payload: raw(some_text(row, "item_payload")?),
     })
 }

@@ -7,7 +7,7 @@ use tokio_postgres::types::Type;
 use tokio_postgres::{Error, Row};
 
 use super::events::raw;
-use super::{Desk, Page, Parameter, one_more, seconds, utc};
+use super::{Desk, Page, Parameter, json, one_more, seconds, some_text, text, utc};
 use crate::postgres::outbox::printable;
 
 /// Which dead letters are meant; what is `None` does not matter.
@@ -90,15 +90,15 @@ impl Desk<'_> {
 
     /// One dead letter with all that is kept of it.
     pub async fn dead_letter(&self, id: i64, payload: bool) -> Result<Option<DeadLetterStory>, Error> {
-        let columns = "d.headers, octet_length(d.payload::text)::int8 AS payload_bytes,
+        let columns = "d.headers::text AS headers, octet_length(d.payload::text)::int8 AS payload_bytes,
             CASE WHEN $2 THEN d.payload::text END AS payload";
         let statement = format!("SELECT {columns}, {} WHERE d.id = $1", self.letters());
         let read = |row: &Row| {
             Ok(DeadLetterStory {
                 letter: read(row)?,
-                headers: row.try_get("headers")?,
+                headers: json(row, "headers")?,
                 payload_bytes: row.try_get("payload_bytes")?,
-                payload: raw(row.try_get("payload")?),
+                payload: raw(some_text(row, "payload")?),
                 compensations: Vec::new(),
             })
         };
@@ -191,19 +191,19 @@ fn read(row: &Row) -> Result<DeadLetterRow, Error> {
     Ok(DeadLetterRow {
         id: row.try_get("id")?,
         event_id: row.try_get("original_event_id")?,
-        tenant_id: row.try_get("tenant_id")?,
-        aggregate_type: row.try_get("original_aggregate_type")?,
-        aggregate_id: row.try_get("original_aggregate_id")?,
-        event_type: row.try_get("event_type")?,
+        tenant_id: some_text(row, "tenant_id")?,
+        aggregate_type: text(row, "original_aggregate_type")?,
+        aggregate_id: text(row, "original_aggregate_id")?,
+        event_type: text(row, "event_type")?,
         error_code: row.try_get("error_code")?,
-        error_message: row.try_get("error_message")?,
+        error_message: some_text(row, "error_message")?,
         retry_count: row.try_get("retry_count")?,
         first_failed_at: row.try_get("first_failed_at")?,
         dead_letter_at: row.try_get("dead_letter_at")?,
         age_seconds: row.try_get("age_seconds")?,
         handled: row.try_get("handled")?,
         handled_at: row.try_get("handled_at")?,
-        handler_notes: row.try_get("handler_notes")?,
+        handler_notes: some_text(row, "handler_notes")?,
         row_id: row.try_get("row_id")?,
         row_status: row.try_get("row_status")?,
     })

@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Error, Row};
 
-use super::{Desk, End, Page, Parameter, one_more, same_aggregate, seconds, utc, waits};
+use super::{Desk, End, Page, Parameter, json, one_more, same_aggregate, seconds, some_text, text, utc, waits};
 
 /// Rows that one statement looks at, at most, where no index knows what is looked for.
 const STRIDE: i64 = 100_000;
@@ -135,7 +135,7 @@ impl Desk<'_> {
         let statement = format!(
             "SELECT {}, (SELECT min(w.id) FROM {events} w WHERE {} AND {} AND w.id < e.id AND e.status = 'failed')
                  AS behind, {}, dead_letter_reason, locked_by, {}, {}, {}, {}, version,
-               deduplication_key, headers, octet_length(payload::text)::int8 AS payload_bytes,
+               deduplication_key, headers::text AS headers, octet_length(payload::text)::int8 AS payload_bytes,
                CASE WHEN $2 THEN payload::text END AS payload
              FROM {events} e WHERE {condition}",
             columns(),
@@ -286,10 +286,10 @@ fn read(row: &Row) -> Result<EventRow, Error> {
     Ok(EventRow {
         id: row.try_get("id")?,
         event_id: row.try_get("event_id")?,
-        tenant_id: row.try_get("tenant_id")?,
-        aggregate_type: row.try_get("aggregate_type")?,
-        aggregate_id: row.try_get("aggregate_id")?,
-        event_type: row.try_get("event_type")?,
+        tenant_id: some_text(row, "tenant_id")?,
+        aggregate_type: text(row, "aggregate_type")?,
+        aggregate_id: text(row, "aggregate_id")?,
+        event_type: text(row, "event_type")?,
         state: row.try_get("state")?,
         retry_count: row.try_get("retry_count")?,
         max_retries: row.try_get("max_retries")?,
@@ -299,7 +299,7 @@ fn read(row: &Row) -> Result<EventRow, Error> {
         next_retry_seconds: row.try_get("next_retry_seconds")?,
         held_behind: None,
         error_code: row.try_get("error_code")?,
-        error_message: row.try_get("error_message")?,
+        error_message: some_text(row, "error_message")?,
     })
 }
 
@@ -308,17 +308,17 @@ fn read_story(row: &Row) -> Result<EventStory, Error> {
         row: read(row)?,
         behind: row.try_get("behind")?,
         first_failed_at: row.try_get("first_failed_at")?,
-        dead_letter_reason: row.try_get("dead_letter_reason")?,
-        locked_by: row.try_get("locked_by")?,
+        dead_letter_reason: some_text(row, "dead_letter_reason")?,
+        locked_by: some_text(row, "locked_by")?,
         locked_at: row.try_get("locked_at")?,
         processed_at: row.try_get("processed_at")?,
         processed_seconds: row.try_get("processed_seconds")?,
         updated_at: row.try_get("updated_at")?,
         version: row.try_get("version")?,
-        deduplication_key: row.try_get("deduplication_key")?,
-        headers: row.try_get("headers")?,
+        deduplication_key: some_text(row, "deduplication_key")?,
+        headers: json(row, "headers")?,
         payload_bytes: row.try_get("payload_bytes")?,
-        payload: raw(row.try_get("payload")?),
+        payload: raw(some_text(row, "payload")?),
     })
 }
 

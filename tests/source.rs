@@ -155,16 +155,17 @@ async fn a_publication_that_is_dropped_is_told_where_the_relay_must_not_make_it(
     scene.wait_completed(4).await;
     scene.sql(&format!("DROP PUBLICATION {publication}")).await;
     insert(&scene, "between").await;
-    told(&relay, &["does not exist", "CREATE PUBLICATION"]).await;
+    told(&relay, &["does not exist", "outbox-relay publication create", "CREATE PUBLICATION"]).await;
     let create = "FOR TABLE outbox_events WITH (publish = 'insert', publish_via_partition_root = true)";
     scene.sql(&format!("CREATE PUBLICATION {publication} {create}")).await;
     // The slot still shows the log of the meantime, which cannot be read.
-    told(&relay, &["pg_drop_replication_slot", "pg_create_logical_replication_slot"]).await;
+    let commands = ["outbox-relay slot drop, then outbox-relay slot create", "pg_drop_replication_slot"];
+    told(&relay, &commands).await;
     eventually(DELIVERED, "the slot is dropped", async || {
         scene.client.batch_execute(&format!("SELECT pg_drop_replication_slot('{slot}')")).await.is_ok()
     })
     .await;
-    told(&relay, &["is missing", "pg_create_logical_replication_slot"]).await;
+    told(&relay, &["is missing", "run: outbox-relay slot create", "pg_create_logical_replication_slot"]).await;
     scene.sql(&format!("SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")).await;
     expect(&scene, &mut relay, &["before", "between"]).await;
 }

@@ -75,7 +75,7 @@ const FAULTS: &[Fault] = &[
         "no right to make the publication",
         "CREATE ROLE {role} LOGIN REPLICATION; {grants}",
         &[ROLE],
-        &["cannot create publication", "CREATE PUBLICATION"],
+        &["cannot create publication", "owner: outbox-relay publication create", "CREATE PUBLICATION"],
     ),
     (
         "a slot of another plugin",
@@ -89,7 +89,12 @@ const FAULTS: &[Fault] = &[
         &[],
         &["{slot}", "not a logical slot", "source.slot"],
     ),
-    ("no publication", "", &[NOT_MADE], &["{publication}", "CREATE PUBLICATION", "source.create"]),
+    (
+        "no publication",
+        "",
+        &[NOT_MADE],
+        &["{publication}", "outbox-relay publication create", "CREATE PUBLICATION", "source.create"],
+    ),
     (
         "a publication without inserts",
         "CREATE PUBLICATION {publication} FOR TABLE outbox_events WITH (publish = 'update')",
@@ -113,7 +118,7 @@ const FAULTS: &[Fault] = &[
         "no slot",
         "CREATE PUBLICATION {publication} FOR TABLE outbox_events WITH (publish = 'insert')",
         &[NOT_MADE],
-        &["{slot}", "source.create = false", "pg_create_logical_replication_slot"],
+        &["{slot}", "source.create = false", "run: outbox-relay slot create", "pg_create_logical_replication_slot"],
     ),
     ("a slot name that cannot be", "", &[("source.slot", "A-b")], &["source.slot"]),
 ];

@@ -59,11 +59,11 @@ impl Display for PublicationFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let choice = match self {
             Self::Missing(..) => {
-                "let the relay make it (source.create = true), run `outbox-relay publication create` as the table's owner, or "
+                "as the table's owner, outbox-relay publication create, or let the relay make it (source.create = true); in SQL: "
             }
             _ => "",
         };
-        write!(f, "{}; {choice}run: {}", self.problem(), self.mend())
+        write!(f, "{}; run: {choice}{}", self.problem(), self.mend())
     }
 }
 

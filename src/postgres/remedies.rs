@@ -89,6 +89,11 @@ pub fn let_log_in(role: &str) -> String {
     format!("ALTER ROLE {} LOGIN", identifier(role))
 }
 
+/// Makes a slot in the database of the session.
+pub fn create_slot(slot: &str) -> String {
+    format!("SELECT pg_create_logical_replication_slot({}, 'pgoutput')", literal(slot))
+}
+
 /// Drops a slot, whatever its database.
 pub fn drop_slot(slot: &str) -> String {
     format!("SELECT pg_drop_replication_slot({})", literal(slot))

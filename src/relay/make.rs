@@ -18,10 +18,9 @@ use super::{Relay, Setback};
 use crate::config::Source;
 use crate::flow::lsn::Lsn;
 use crate::postgres::connect::Socket;
-use crate::postgres::names::literal;
 use crate::postgres::outbox::{StateRow, WaitingRows};
-use crate::postgres::slot;
 use crate::postgres::wal::{WalConnection, WalError};
+use crate::postgres::{remedies, slot};
 use crate::telemetry::health::Condition;
 
 /// For how long the slot is simply waited for, before rows are delivered meanwhile. Mostly it is there at once.
@@ -92,19 +91,29 @@ impl Making {
     }
 }
 
+/// How an operator makes the slot where the relay must not, in the place of one that `exists` or not.
+pub(super) fn by_hand(slot: &str, exists: bool) -> String {
+    let create = remedies::create_slot(slot);
+    if exists {
+        let drop = remedies::drop_slot(slot);
+        return format!("run: outbox-relay slot drop, then outbox-relay slot create (in SQL: {drop}; {create})");
+    }
+    format!("run: outbox-relay slot create (in SQL: {create})")
+}
+
 /// Begins to make the slot anew, and waits for a while. Where much waits in the table, it is delivered first: a snapshot
 /// that is held for long keeps PostgreSQL from cleaning up.
 pub async fn begin(relay: &Relay, ground: &Ground, idle: Idle, state: StateRow) -> Result<Claim, Setback> {
     let source = &relay.settings.source;
+    let client = &ground.control.client;
     if !source.create {
+        let (slot, lost) = (&source.slot, slot::slot_info(client, &source.slot).await?.is_some());
         return Err(Setback::Fatal(format!(
-            "replication slot {:?} is missing, lost, or does not show every waiting row, and source.create = false keeps \
-             the relay from making it; run: SELECT pg_create_logical_replication_slot({}, 'pgoutput')",
-            source.slot,
-            literal(&source.slot)
+            "replication slot {slot:?} is {}, and source.create = false keeps the relay from making it; {}",
+            if lost { "lost" } else { "missing" },
+            by_hand(slot, lost)
         )));
     }
-    let client = &ground.control.client;
     // Durable before the slot exists: a relay that dies during the drain leaves word for the next one.
     ground.state(&source.slot).set_needs_drain(true).await?;
     // Only a lost slot goes: another relay may have made the slot anew since, and not have begun to stream yet.

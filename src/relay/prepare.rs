@@ -147,7 +147,8 @@ async fn mend_publication(client: &Client, source: &Source, tables: &mut Tables)
             info!(publication = name, "the publication is missing; it is created");
             publication::create(client, name, table).await.map_err(|error| {
                 fatal(format!(
-                    "cannot create publication {name:?}: {}; run as the table's owner: {}",
+                    "cannot create publication {name:?}: {}; run as the table's owner: outbox-relay publication create (in \
+                     SQL: {})",
                     crate::postgres::describe(&error),
                     fault.mend()
                 ))

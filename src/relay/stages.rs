@@ -13,13 +13,12 @@ use super::announce::{self, Announcer};
 use super::drain::Drain;
 use super::prepare::{self, Ground};
 use super::writeback::{Backlog, WritebackStage};
-use super::{Relay, Setback, beating, deliver};
+use super::{Relay, Setback, beating, deliver, make};
 use crate::flow::delivery::Limits;
 use crate::flow::event::Change;
 use crate::flow::lsn::Lsn;
 use crate::postgres::changes::Assembler;
 use crate::postgres::connect::Socket;
-use crate::postgres::names::literal;
 use crate::postgres::slot;
 use crate::postgres::wal::{self, WalError, WalStream};
 use crate::reconcile::compensations::{Asker, Compensations};
@@ -223,12 +222,12 @@ async fn give_slot_up(relay: &Relay, ground: &Ground) -> Result<(), Setback> {
         slot::drop_slot(&ground.control.client, &source.slot).await?;
         return Ok(());
     }
-    let name = literal(&source.slot);
     Err(Setback::Fatal(format!(
         "replication slot {:?} shows log from before publication {:?}, which cannot be read through it, and source.create = \
-         false keeps the relay from making the slot anew; run: SELECT pg_drop_replication_slot({name}); SELECT \
-         pg_create_logical_replication_slot({name}, 'pgoutput')",
-        source.slot, source.publication
+         false keeps the relay from making the slot anew; {}",
+        source.slot,
+        source.publication,
+        make::by_hand(&source.slot, true)
     )))
 }
 

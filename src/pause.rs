@@ -1,6 +1,8 @@
-//! Waiting longer and longer between attempts. The only place that knows the `backoff` crate.
+//! Waiting longer and longer between attempts, and saying so only now and then. The only place that knows the `backoff`
+//! crate.
 
-use std::time::Duration;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
 
 use backoff::ExponentialBackoff;
 use backoff::backoff::Backoff as _;
@@ -37,9 +39,55 @@ impl Pause {
     }
 }
 
+/// How often a reason that lasts is said.
+const SAY_EVERY: Duration = Duration::from_mins(1);
+
+/// Why attempts fail, as the log tells it: each reason at once, and then once a minute for as long as it lasts. Reasons
+/// may come in turns.
+#[derive(Debug, Default)]
+pub struct Repeats {
+    said: HashMap<String, Instant>,
+}
+
+impl Repeats {
+    /// Whether `reason`, met at `now`, is to be said.
+    pub fn is_news(&mut self, reason: &str, now: Instant) -> bool {
+        self.said.retain(|_, said| now.saturating_duration_since(*said) < SAY_EVERY);
+        let news = !self.said.contains_key(reason);
+        if news {
+            self.said.insert(reason.to_owned(), now);
+        }
+        news
+    }
+
+    /// It is over: whatever comes next is news. Gives whether anything was said of it.
+    pub fn end(&mut self) -> bool {
+        !std::mem::take(&mut self.said).is_empty()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_reason_is_said_at_once_then_once_a_minute_and_anew_when_it_was_over() {
+        let (mut repeats, start) = (Repeats::default(), Instant::now());
+        let mut said = Vec::new();
+        for second in (0..=150).step_by(5) {
+            let reason = if second % 20 == 15 { "refused" } else { "no route" };
+            if repeats.is_news(reason, start + Duration::from_secs(second)) {
+                said.push((second, reason));
+            }
+        }
+        let each = |at: [u64; 3], reason| at.map(|second| (second, reason));
+        let mut expected = [each([0, 60, 120], "no route"), each([15, 75, 135], "refused")].concat();
+        expected.sort_unstable();
+        assert_eq!(said, expected);
+        assert!(repeats.end());
+        assert!(!repeats.end());
+        assert!(repeats.is_news("refused", start + Duration::from_secs(151)));
+    }
 
     #[test]
     fn pauses_grow_to_the_longest_and_start_over_after_a_success() {

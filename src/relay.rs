@@ -22,12 +22,12 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use crate::admin::{Admin, AdminError};
 use crate::config::{Check, Secret, Settings};
 use crate::flow::route::{CompensationRoute, Router, TemplateError};
-use crate::pause::Pause;
+use crate::pause::{Pause, Repeats};
 use crate::postgres::connect::{self, ConnectError, ConnectInfoError, Session, Target};
 use crate::postgres::migrate::{self, MigrateError, Report};
 use crate::postgres::names;
@@ -271,7 +271,7 @@ async fn serve(
         next_token: AtomicU64::new(0),
     };
     let mut pause = Pause::new(Duration::from_millis(200), Duration::from_secs(5));
-    let mut nats = None;
+    let (mut nats, mut repeats) = (None, Repeats::default());
     while !relay.stop.is_cancelled() {
         nats = tokio::select! {
             biased;
@@ -289,19 +289,23 @@ async fn serve(
         if began.elapsed() > LONG {
             pause.reset();
         }
+        if relay.ran {
+            // This one had come far: its end is news.
+            repeats.end();
+        }
         // What is unfit at the start ends the relay; what becomes unfit later is waited for.
         relay.ran |= ran;
         if !setback.is_transient() && !relay.ran {
             return Err(RunError::Failed(setback.to_string()));
         }
-        recover(&relay, setback, pause.next()).await;
+        recover(&relay, setback, pause.next(), &mut repeats).await;
     }
     info!("stopped");
     Ok(())
 }
 
 /// Between a session that ended and the next one.
-async fn recover(relay: &Relay, setback: Setback, wait: Duration) {
+async fn recover(relay: &Relay, setback: Setback, wait: Duration, repeats: &mut Repeats) {
     relay.health.set(State::Starting);
     // The next session finds out by itself whether anything is accepted.
     relay.health.clear(Condition::Holding);
@@ -316,8 +320,13 @@ async fn recover(relay: &Relay, setback: Setback, wait: Duration) {
             warn!(reason = %failed, "the log could not be confirmed; it is tried again");
         }
     } else {
-        warn!(reason = %setback, "the session ended; the next one begins soon");
-        relay.health.raise(Condition::PostgresDown, setback.to_string());
+        let reason = setback.to_string();
+        if repeats.is_news(&reason, Instant::now()) {
+            warn!(reason, "the session ended; the next one begins soon");
+        } else {
+            debug!(reason, "the session did not begin, as before; the next one begins soon");
+        }
+        relay.health.raise(Condition::PostgresDown, reason);
         relay.metrics.reconnects.of(peer::POSTGRES).inc();
     }
     beating(&relay.pulse, relay.stop.run_until_cancelled(tokio::time::sleep(wait))).await;

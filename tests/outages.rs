@@ -201,6 +201,8 @@ async fn forty_five_seconds_without_nats_cost_nothing() {
         walsender(&site).await == before && status("/livez").await == Some(200) && status("/readyz").await == Some(503)
     })
     .await;
+    let said = site.relay.log().matches("cannot reconnect to NATS").count();
+    assert!((1..=2).contains(&said), "said {said} times");
     site.nats.start_again().await;
     site.outbox.wait_completed().await;
     assert_eq!(walsender(&site).await, before);

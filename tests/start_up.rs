@@ -283,9 +283,21 @@ async fn servers_that_are_away_are_waited_for() {
     let mut relay = settings.start();
     relay.wait_log("waiting for NATS", DEADLINE).await;
     relay.wait_unready().await;
+    // Long enough for several attempts.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(relay.log().matches("waiting for NATS").count(), 1, "it is said once: {}", relay.log());
     to_nats.pass();
+    relay.wait_log("NATS is reached", DEADLINE).await;
     relay.wait_log("cannot connect to PostgreSQL", DEADLINE).await;
     relay.wait_unready().await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    // The ways in which it is refused take turns.
+    let log = relay.log();
+    let reasons =
+        log.lines().filter(|line| line.contains(" WARN ")).filter_map(|line| line.split_once("next one begins soon"));
+    let mut reasons: Vec<&str> = reasons.map(|(_, reason)| reason).collect();
+    reasons.sort_unstable();
+    assert!(!reasons.is_empty() && reasons.windows(2).all(|pair| pair[0] != pair[1]), "each is said once: {log}");
     to_postgres.pass();
     relay.wait_ready().await;
     assert!(relay.terminate(DEADLINE).await.success());

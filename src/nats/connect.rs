@@ -7,7 +7,7 @@
 use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_nats::{Client, Event, ServerError, Subscriber};
 use futures_util::StreamExt;
@@ -18,6 +18,7 @@ use super::dial::Dialer;
 use super::notice::Notice;
 use crate::config;
 use crate::fault::Failure;
+use crate::pause::Repeats;
 
 pub use super::dial::ConnectFault;
 
@@ -152,12 +153,14 @@ impl Keeper {
     }
 
     async fn reconnect(&mut self) -> Subscriber {
-        let mut delay = RECONNECT_FIRST;
+        let (mut delay, mut repeats) = (RECONNECT_FIRST, Repeats::default());
         loop {
             match self.renew().await {
                 Ok(sentinel) => return sentinel,
                 Err(fault) => {
-                    tracing::warn!(%fault, "cannot reconnect to NATS, trying again");
+                    if repeats.is_news(&fault.to_string(), Instant::now()) {
+                        tracing::warn!(%fault, "cannot reconnect to NATS, trying again");
+                    }
                     self.link.send_modify(|link| link.reason = Some(fault.to_string()));
                 }
             }

@@ -1,14 +1,14 @@
 //! Reaching NATS: the connection, and a stream that is there and fit.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use super::{Relay, RunError, beating, deliver};
 use crate::fault::Class;
 use crate::nats::connect::{self, ConnectFault, Connection, Inboxes};
 use crate::nats::stream::{Finding, Stream, StreamFacts, StreamFault};
-use crate::pause::Pause;
+use crate::pause::{Pause, Repeats};
 use crate::reconcile::PASS_ROWS;
 use crate::telemetry::health::Condition;
 
@@ -16,17 +16,23 @@ use crate::telemetry::health::Condition;
 pub async fn reach(relay: &Relay, mut nats: Option<deliver::Nats>) -> Result<Option<deliver::Nats>, RunError> {
     let Relay { health, pulse, stop, .. } = relay;
     let mut pause = Pause::new(Duration::from_millis(200), Duration::from_secs(5));
-    let mut connection = None;
+    let (mut connection, mut repeats) = (None, Repeats::default());
     while !stop.is_cancelled() {
         match beating(pulse, try_nats(relay, &mut nats, &mut connection)).await {
             Ok(()) => {
                 health.clear(Condition::NatsDown);
+                if repeats.end() {
+                    info!("NATS is reached, and the stream is fit");
+                }
                 return Ok(nats);
             }
             // What became unfit while the relay runs is waited for.
             Err(setback) if setback.is_transient() || nats.is_some() => {
-                warn!(reason = %setback, "waiting for NATS");
-                health.raise(Condition::NatsDown, setback.to_string());
+                let reason = setback.to_string();
+                if repeats.is_news(&reason, Instant::now()) {
+                    warn!(reason, "waiting for NATS");
+                }
+                health.raise(Condition::NatsDown, reason);
             }
             Err(setback) => return Err(RunError::Failed(setback.to_string())),
         }

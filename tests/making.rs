@@ -110,11 +110,11 @@ async fn a_large_backlog_is_delivered_before_the_slot_is_made() {
     site.outbox.insert_bulk(60_000, 500, 10).await;
     let mut relay = site.settings.start();
     let load = Load::start(&site.outbox, 1);
+    // Transactions of other tests come before it.
+    let words = ["they are delivered first", "the new slot waits for"];
     eventually(READY, "it says what comes first", async || {
-        relay
-            .get("/readyz")
-            .await
-            .is_some_and(|answer| answer.0 == 503 && answer.1.contains("they are delivered first"))
+        let answer = relay.get("/readyz").await;
+        answer.is_some_and(|(status, body)| status == 503 && words.iter().any(|words| body.contains(words)))
     })
     .await;
     relay.wait_ready().await;
@@ -123,4 +123,37 @@ async fn a_large_backlog_is_delivered_before_the_slot_is_made() {
     let log = relay.log();
     let rounds = log.find("while the slot is being made").expect("a round");
     assert!(rounds < log.find("the slot was made").expect("the slot"), "{log}");
+}
+
+/// A relay that dies while PostgreSQL waits for an old transaction does not keep the slot's name.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_name_of_a_slot_that_nobody_waits_for_any_more_is_free_again() {
+    for (postgres, nats) in PgVersion::ENDS.into_iter().zip(NatsVersion::ENDS) {
+        let site = Site::new(postgres, nats).await;
+        let outbox = &site.outbox;
+        let old = site.database.client().await;
+        old.batch_execute("SET application_name = 'forgotten'; BEGIN; SELECT pg_current_xact_id()").await.unwrap();
+        let mut first = site.settings.start();
+        outbox.insert_many("a", 20).await;
+        outbox.wait_stored(site.nats, 20).await;
+        let mut second = site.settings.start();
+        second.wait_standby().await;
+        // It says for what the slot waits, and that its maker may be gone.
+        let maker =
+            outbox.number("SELECT active_pid::int8 FROM pg_replication_slots WHERE database = current_database()");
+        let maker = maker.await;
+        let pid: i32 = old.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0);
+        second.wait_log(&format!("is being made by process {maker}"), READY).await;
+        for words in ["(forgotten)", &format!("pg_terminate_backend({pid})"), &format!("pg_terminate_backend({maker})")]
+        {
+            assert!(second.log().contains(words), "{words}: {}", second.log());
+        }
+        assert!(second.get("/status").await.is_some_and(|(_, body)| body.contains("(forgotten)")));
+
+        first.kill9().await;
+        outbox.insert_many("a", 20).await;
+        outbox.wait_stored(site.nats, 40).await;
+        old.batch_execute("COMMIT").await.unwrap();
+        site.expect_exact(&mut second).await;
+    }
 }

@@ -33,6 +33,11 @@ pub struct SlotInfo {
 }
 
 impl SlotInfo {
+    /// Whether the backend that has the slot still makes it: until then it has no position.
+    pub fn is_being_made(&self) -> bool {
+        self.active_pid.is_some() && self.plugin == "pgoutput" && self.confirmed == Lsn::ZERO
+    }
+
     /// Whether the server has given the slot up: its changes are gone.
     pub fn is_lost(&self) -> bool {
         self.wal_status == "lost"
@@ -71,6 +76,11 @@ pub async fn drop_slot(client: &Client, slot: &str) -> Result<(), tokio_postgres
     }
 }
 
+/// Lets the server notice within seconds when the client of the next command has gone, where its platform can (it refuses
+/// otherwise). The making of a slot does not look by itself while it waits for old transactions, which may be for days. It
+/// does not start the timer either: only an SQL statement under the setting does, and each look starts the next one.
+pub const CHECK_CLIENT: &str = "SET client_connection_check_interval = '2s'; SELECT 1";
+
 /// The command that makes the slot, on a replication connection, and exports the snapshot that is its seam.
 pub fn create_command(source: &Source, server_version: u32) -> String {
     let failover = if source.failover && server_version >= 170_000 { ", FAILOVER" } else { "" };
@@ -88,7 +98,7 @@ pub fn release_command(source: &Source) -> String {
     format!("DROP_REPLICATION_SLOT {}", identifier(&source.slot))
 }
 
-/// Ends a replication connection that waits: it does not notice that nobody waits for it any more.
+/// Ends a replication connection that waits.
 pub async fn terminate(client: &Client, pid: i32) -> Result<(), tokio_postgres::Error> {
     client.execute_typed("SELECT pg_terminate_backend($1)", &[(&pid, Type::INT4)]).await.map(|_| ())
 }

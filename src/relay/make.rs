@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use tracing::info;
+use tracing::{debug, info};
 
 use super::drain::Drain;
 use super::prepare::Ground;
@@ -80,8 +80,7 @@ impl Making {
         Ok(Taken { streaming, progress, held, state, confirmed: Lsn::ZERO, drain: Some(drain) })
     }
 
-    /// Gives up what is being made: PostgreSQL does not notice by itself that nobody waits for it any more, and would hold
-    /// the name for as long as the old transactions last.
+    /// Gives up what is being made: PostgreSQL would hold the name until it notices that nobody waits for it any more.
     pub async fn give_up(self, ground: &Ground) {
         const PATIENCE: Duration = Duration::from_secs(2);
         self.task.abort();
@@ -143,6 +142,18 @@ pub async fn begin(relay: &Relay, ground: &Ground, idle: Idle, state: StateRow) 
     }
 }
 
+/// Lets PostgreSQL notice when nobody waits any more for the slot that it makes next. Where its platform cannot, another
+/// relay says who keeps the name.
+async fn notice_our_end(wal: &mut WalConnection<Socket>) -> Result<(), WalError> {
+    match wal.query(slot::CHECK_CLIENT).await {
+        Err(error @ WalError::Server { .. }) => {
+            debug!(%error, "PostgreSQL cannot notice a client's end while it waits");
+            Ok(())
+        }
+        other => other.map(|_| ()),
+    }
+}
+
 /// Makes the slot; with `after`, only when that is called, and until then holds its name.
 async fn make(
     mut wal: WalConnection<Socket>,
@@ -151,10 +162,12 @@ async fn make(
     after: Option<CancellationToken>,
 ) -> Result<Made, Setback> {
     if let Some(little) = after {
+        notice_our_end(&mut wal).await?;
         wal.query(&slot::reserve_command(&source)).await?;
         little.cancelled().await;
         wal.query(&slot::release_command(&source)).await?;
     }
+    notice_our_end(&mut wal).await?;
     let made = wal.query(&command).await?;
     let mut fields = made.into_iter().flatten().flatten().skip(1);
     let (Some(Ok(point)), Some(snapshot)) = (fields.next().map(|text| text.parse()), fields.next()) else {

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use tokio_postgres::Client;
 use tracing::{info, warn};
 
 use super::drain::Drain;
@@ -14,6 +15,7 @@ use crate::postgres::connect::{self, Socket};
 use crate::postgres::outbox::StateRow;
 use crate::postgres::slot::{self, SlotInfo};
 use crate::postgres::wal::WalConnection;
+use crate::postgres::{remedies, waits};
 use crate::telemetry::health::{Condition, State};
 
 /// Between two looks at a slot that another relay holds.
@@ -74,10 +76,9 @@ impl Idle {
 /// Waits until the slot is ours. `None`: the relay was asked to stop meanwhile.
 pub async fn take_slot(relay: &mut Relay, ground: &Ground) -> Result<Option<Claim>, Setback> {
     let slot = relay.settings.source.slot.clone();
-    let mut said = false;
+    let mut said = None;
     loop {
-        let look = async { Ok(slot::slot_info(&ground.control.client, &slot).await?) };
-        let found = answered("it was asked for the slot", look).await?;
+        let (found, waits) = answered("it was asked for the slot", look(&ground.control.client, &slot)).await?;
         // A lost slot is shown until it is anew: the relay makes it, or an operator does.
         relay.metrics.set_slot_wal_status(found.as_ref().map(|info| &*info.wal_status));
         if let Some(holder) = found.as_ref().and_then(|info| info.active_pid) {
@@ -90,8 +91,11 @@ pub async fn take_slot(relay: &mut Relay, ground: &Ground) -> Result<Option<Clai
             if let Some(info) = &found {
                 gauges::show_slot(&relay.metrics, info);
             }
-            if !std::mem::replace(&mut said, true) {
-                info!(slot, holder, "another process holds the slot; standing by");
+            // Mostly a slot is made at once.
+            let soon = waits.is_none() && found.as_ref().is_some_and(SlotInfo::is_being_made);
+            let news = Some((holder, waits.is_some()));
+            if !soon && std::mem::replace(&mut said, news) != news {
+                say_who_holds(relay, holder, waits);
             }
             tokio::select! {
                 () = relay.stop.cancelled() => return Ok(None),
@@ -104,6 +108,33 @@ pub async fn take_slot(relay: &mut Relay, ground: &Ground) -> Result<Option<Clai
             other => return other.map(Some),
         }
     }
+}
+
+/// The slot, and what it waits for if it is being made.
+async fn look(client: &Client, slot: &str) -> Result<(Option<SlotInfo>, Option<String>), Setback> {
+    let found = slot::slot_info(client, slot).await?;
+    let maker = found.as_ref().filter(|info| info.is_being_made()).and_then(|info| info.active_pid);
+    let waits = match maker {
+        Some(maker) => waits::for_old_transactions(client, maker).await?,
+        None => None,
+    };
+    Ok((found, waits))
+}
+
+/// Says why this relay stands by. `waits`: what a slot waits for that is being made.
+fn say_who_holds(relay: &Relay, holder: i32, waits: Option<String>) {
+    let slot = &relay.settings.source.slot;
+    let Some(waits) = waits else {
+        info!(slot, holder, "another process holds the slot; standing by");
+        return;
+    };
+    let reason = format!(
+        "the slot is being made by process {holder} for another relay: {waits}; if no relay waits for process {holder} any \
+         more, end that with {}",
+        remedies::terminate(holder)
+    );
+    warn!(slot, "{reason}; standing by");
+    relay.health.note("slot", reason);
 }
 
 /// Takes a slot that nobody holds: the one that exists, if it can be trusted, or a new one.

@@ -90,13 +90,70 @@ async fn the_session_survives_a_lock_of_the_whole_table() {
     assert!(!relay.log().contains("the session ended"), "{}", relay.log());
 }
 
+/// Longer than PostgreSQL waits for a sign of life, from the moment when the relay is to note that its drain is over.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_session_survives_a_lock_of_the_row_of_state() {
+    const NEEDS_DRAIN: &str = "SELECT count(*) FROM outbox_relay_state WHERE needs_drain";
+    let scene = Scene::new().await;
+    scene.sql(&format!("ALTER ROLE postgres IN DATABASE {} SET wal_sender_timeout = '4s'", scene.database.name)).await;
+    scene.sql(&insert(3, 3)).await;
+    // Whoever waits for the row's lock meanwhile has it next.
+    scene
+        .sql(
+            "CREATE FUNCTION dawdle() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(1); RETURN NULL; END';
+             CREATE TRIGGER dawdle AFTER UPDATE ON outbox_relay_state FOR EACH ROW EXECUTE FUNCTION dawdle()",
+        )
+        .await;
+    let mut relay = scene.settings.start();
+    let writes = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+        AND application_name = 'outbox-relay write-back' AND wait_event = 'PgSleep'";
+    scene.wait_number(writes, 1).await;
+    let holder = psql(&scene).await;
+    holder.batch_execute("BEGIN; SELECT FROM outbox_relay_state FOR UPDATE").await.unwrap();
+    scene.wait_completed(3).await;
+    assert_eq!(scene.number(NEEDS_DRAIN).await, 1, "it is the holder's turn before the note");
+    let walsender = "SELECT max(active_pid)::int8 FROM pg_replication_slots WHERE database = current_database()";
+    let pid = scene.number(walsender).await;
+    scene.sql(&insert(3, 3)).await;
+    scene.wait_stored(6).await;
+    always(Duration::from_secs(8), "the session lasts", async || {
+        lives(&relay).await && scene.number(walsender).await == pid
+    })
+    .await;
+    assert!(says(&relay, "outbox_relay_state by process").await);
+    holder.batch_execute("ROLLBACK").await.unwrap();
+    scene.wait_completed(6).await;
+    scene.wait_number(NEEDS_DRAIN, 0).await;
+    assert_eq!(scene.number(walsender).await, pid, "by the same connection");
+    assert_eq!(publishes(&relay, "duplicate").await, 0);
+    relay.wait_ready().await;
+    assert!(!relay.log().contains("the session ended"), "{}", relay.log());
+}
+
 /// A dead letter and the outcomes beside it are written in one transaction.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dead_letters_that_someone_locks_are_told_of() {
+    for prepared in [true, false] {
+        dead_letters_are_locked(prepared).await;
+    }
+}
+
+/// Once write-back has `prepared` its statements, or before.
+async fn dead_letters_are_locked(prepared: bool) {
+    const WRITE_BACK: &str = "FROM pg_stat_activity WHERE datname = current_database()
+        AND application_name = 'outbox-relay write-back' AND state = 'idle'";
     let scene = Scene::new().await;
     let mut relay = scene.relay().await;
+    // It has noted that its drain is over, and where.
+    scene
+        .wait_number("SELECT count(*) FROM outbox_relay_state WHERE confirmed_lsn IS NOT NULL AND NOT needs_drain", 1)
+        .await;
     let holder = psql(&scene).await;
     holder.batch_execute("BEGIN; LOCK TABLE outbox_dead_letter IN ACCESS EXCLUSIVE MODE").await.unwrap();
+    if !prepared {
+        let ended = scene.number(&format!("SELECT count(pg_terminate_backend(pid)) {WRITE_BACK}")).await;
+        assert_eq!(ended, 1);
+    }
     scene.sql(&insert(1, 1)).await;
     scene.sql(&insert(1, 1).replace("'{}'", "to_jsonb(repeat('x', 1500000))")).await;
     eventually(DELIVERED, "it is told of", async || says(&relay, "outbox_dead_letter by process").await).await;

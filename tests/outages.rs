@@ -118,7 +118,8 @@ async fn terminated_backends_come_back() {
         let load = Load::start(&site.outbox, 2);
         let client = site.outbox.client().await;
         let others = "SELECT pid, application_name || ' (' || backend_type || ')' FROM pg_stat_activity
-            WHERE application_name LIKE 'outbox-relay%' AND backend_type <> 'walsender' ORDER BY 2";
+            WHERE application_name LIKE 'outbox-relay%' AND backend_type <> 'walsender'
+              AND application_name NOT LIKE 'outbox-relay drain%' ORDER BY 2";
         let names: Vec<String> = client.query(others, &[]).await.unwrap().iter().map(|row| row.get(1)).collect();
         assert!(names.len() >= 2, "the relay has a connection for control and one for write-back: {names:?}");
         let kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity

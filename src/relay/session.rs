@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+use tracing::debug;
 
 use super::deliver::{self, Deliver};
 use super::drain::Drain;
@@ -17,7 +18,9 @@ use super::{Relay, Setback, beating, resume, rounds};
 use crate::config::Ordering;
 use crate::flow::delivery::Limits;
 use crate::flow::lsn::Lsn;
-use crate::postgres::outbox::StateRow;
+use crate::pause::Pause;
+use crate::postgres::connect::{self, Session};
+use crate::postgres::outbox::{RelayState, StateRow};
 use crate::telemetry::health::{Condition, State};
 
 /// Runs one session. `Ok`: the relay was asked to stop.
@@ -60,7 +63,6 @@ async fn hold(relay: &Relay, nats: &mut deliver::Nats, ground: &Ground, claim: C
 /// Streams until something ends, and brings what was sent to its end.
 async fn stream(relay: &Relay, nats: &mut deliver::Nats, ground: &Ground, taken: Taken) -> Result<(), Setback> {
     let Taken { streaming, progress, held, state, confirmed, drain } = taken;
-    let slot = &relay.settings.source.slot;
     // From when the slot was taken, not from when all is ready.
     let (alive, fence) = watch::channel(held.since);
     let watcher = Watcher {
@@ -74,11 +76,8 @@ async fn stream(relay: &Relay, nats: &mut deliver::Nats, ground: &Ground, taken:
         wal_stop: streaming.wal_stop.clone(),
     };
     let seam = drain.as_ref().map(|drain| drain.point);
-    let drained = clear_needs_drain(ground, slot, seam, progress.safe.subscribe(), streaming.stop.clone());
-    let beside = async {
-        let (trouble, cleared) = tokio::join!(watcher.run(), drained);
-        trouble.and(cleared)
-    };
+    let drained = clear_needs_drain(relay, ground, seam, progress.safe.subscribe(), streaming.stop.clone());
+    let beside = async { tokio::join!(watcher.run(), drained).0 };
     let leg = Leg { streaming, progress, drain, fence, timeout: held.timeout, state, confirmed, horizon: None };
     flow(relay, nats, ground, leg, beside).await?;
     Err(Setback::Transient("a stage of the session ended".to_owned()))
@@ -162,19 +161,43 @@ fn limits(relay: &Relay) -> Limits {
     }
 }
 
-/// Once every row from before the slot has its outcome, the next session needs no drain.
+/// Once every row from before the slot has its outcome, the next session needs no drain. Someone may hold the lock of the
+/// row that says so: on a connection of its own, this keeps nobody else waiting, and is tried until it is done.
 async fn clear_needs_drain(
+    relay: &Relay,
     ground: &Ground,
-    slot: &str,
     seam: Option<Lsn>,
     mut safe: watch::Receiver<Lsn>,
     stop: CancellationToken,
-) -> Result<(), Setback> {
-    let Some(seam) = seam else { return Ok(()) };
+) {
+    let Some(seam) = seam else { return };
     // What is lent by the channel keeps its sender waiting: it is given back at once.
     let passed = async { safe.wait_for(|&safe| safe >= seam).await.is_ok() };
-    if stop.run_until_cancelled(passed).await == Some(true) {
-        ground.state(slot).set_needs_drain(false).await?;
+    if stop.run_until_cancelled(passed).await != Some(true) {
+        return;
     }
-    Ok(())
+    let mut pause = Pause::new(Duration::from_millis(100), Duration::from_secs(5));
+    while !stop.is_cancelled() {
+        match note_drained(relay, ground).await {
+            Ok(()) => return,
+            Err(error) => debug!(%error, "that waiting rows are drained could not be noted; it is tried again"),
+        }
+        stop.run_until_cancelled(tokio::time::sleep(pause.next())).await;
+    }
+}
+
+/// Never given up half way: a statement that is left alone may still come through, and then say of the next session what
+/// is true of this one only.
+async fn note_drained(relay: &Relay, ground: &Ground) -> Result<(), Setback> {
+    let note = async {
+        let connection = connect::sql(&relay.postgres, &note_session()).await?;
+        let (client, tables, slot) = (&connection.client, &ground.tables, &*relay.settings.source.slot);
+        Ok(RelayState { client, tables, slot }.set_needs_drain(false).await?)
+    };
+    answered("the end of the drain was noted", note).await
+}
+
+/// The session that notes the end of a drain.
+fn note_session() -> Session {
+    Session::new("outbox-relay drained").with("lock_timeout", "100ms").with("statement_timeout", "10s")
 }

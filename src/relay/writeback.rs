@@ -120,10 +120,9 @@ impl WritebackStage {
 
     async fn serve(&mut self, connection: &SqlConnection, pause: &mut Pause) -> Result<(), Interrupted> {
         let slot = self.slot.clone();
-        let prepared = Writeback::prepare(&connection.client, &self.tables, &slot, self.on_success);
-        let writeback = answer(prepared).await?;
-        pause.reset();
         let mut since = Instant::now();
+        let Some(writeback) = self.prepare(&connection.client, &slot, since).await? else { return Ok(()) };
+        pause.reset();
         loop {
             if self.must_note() {
                 match answer(self.note_ahead(&writeback)).await {
@@ -159,6 +158,28 @@ impl WritebackStage {
                 self.is_free();
             }
             backlog::gather(&self.reports, began).await;
+        }
+    }
+
+    /// Prepares the statements, for which the tables are read. `None`: someone held their lock for too long after the last
+    /// report, `since` which the session ends.
+    async fn prepare<'a>(
+        &mut self,
+        client: &'a tokio_postgres::Client,
+        slot: &'a str,
+        since: Instant,
+    ) -> Result<Option<Writeback<'a>>, Interrupted> {
+        loop {
+            let tables = self.tables.clone();
+            match answer(Writeback::prepare(client, &tables, slot, self.on_success)).await {
+                Ok(writeback) => return Ok(Some(writeback)),
+                Err(Interrupted::Sql(error)) if is_locked(&error) => self.is_locked(client).await,
+                Err(error) => return Err(error),
+            }
+            if self.reports.is_closed() && since.elapsed() > PATIENCE {
+                self.backlog.say_what_is_left();
+                return Ok(None);
+            }
         }
     }
 

@@ -125,6 +125,30 @@ async fn a_large_backlog_is_delivered_before_the_slot_is_made() {
     assert!(rounds < log.find("the slot was made").expect("the slot"), "{log}");
 }
 
+/// A row that someone locks has no outcome for as long; what comes behind it has.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_row_that_someone_holds_does_not_keep_others_waiting_while_the_slot_is_made() {
+    let site = Site::new(PgVersion::V18, NatsVersion::V2_15).await;
+    let outbox = &site.outbox;
+    outbox.insert_many("held", 20).await;
+    let old = site.database.client().await;
+    old.batch_execute("BEGIN; SELECT FROM outbox_events WHERE payload ->> 'n' = '7' FOR UPDATE").await.unwrap();
+    let mut relay = site.settings.start();
+    let completed = async |rows: i64| {
+        eventually(READY, &format!("{rows} rows are completed"), async || outbox.rows("completed").await == rows).await;
+    };
+    completed(19).await;
+    for round in 1..=3 {
+        outbox.insert_many("held", 10).await;
+        outbox.insert_many("another", 10).await;
+        completed(19 + 20 * round).await;
+    }
+    assert_eq!((outbox.stored(site.nats).await, publishes(&relay, "stored").await), (80, 80));
+    old.batch_execute("COMMIT").await.unwrap();
+    site.expect_exact(&mut relay).await;
+    assert_eq!(publishes(&relay, "stored").await, 80);
+}
+
 /// A relay that dies while PostgreSQL waits for an old transaction does not keep the slot's name.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_name_of_a_slot_that_nobody_waits_for_any_more_is_free_again() {

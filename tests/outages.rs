@@ -289,37 +289,51 @@ async fn servers_that_are_away_at_the_start_are_waited_for() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_row_that_someone_holds_keeps_neither_its_batch_nor_the_flow() {
     for (postgres, nats) in PgVersion::ENDS.into_iter().zip(NatsVersion::ENDS) {
-        let (scene, nats) = (Scene::on(postgres, nats).await, Nats::shared(nats).await);
-        let outbox = scene.outbox().await;
-        let mut relay = scene.relay().await;
-        // Else the next one reads the rows from the table, and the log only once all of them have their outcomes.
-        let drained = "SELECT count(*) FROM outbox_relay_state WHERE NOT needs_drain";
-        eventually(READY, "the drain is over", async || outbox.number(drained).await == 1).await;
-        assert!(relay.terminate(READY).await.success());
-        outbox.insert_many("held", 20).await;
-
-        let mut holder = outbox.client().await;
-        let lock = holder.transaction().await.unwrap();
-        lock.execute("SELECT 1 FROM outbox_events WHERE payload ->> 'n' = '7' FOR UPDATE", &[]).await.unwrap();
-        let mut relay = scene.settings.start();
-        let completed = async |count: i64| {
-            let what = format!("{count} rows are completed");
-            eventually(READY, &what, async || outbox.rows("completed").await == count).await;
-        };
-        completed(19).await;
-        outbox.insert_many("held", 20).await;
-        outbox.insert_many("another", 20).await;
-        completed(59).await;
-        assert_eq!(outbox.rows("pending").await, 1);
-        assert_eq!(outbox.stored(nats).await, 60);
-        // The slot waits for it.
-        let passed =
-            "SELECT confirmed_flush_lsn >= pg_current_wal_lsn() FROM pg_replication_slots WHERE slot_name = $1";
-        let client = outbox.client().await;
-        assert!(!client.query_one(passed, &[&scene.database.slot]).await.unwrap().get::<_, bool>(0));
-        lock.rollback().await.unwrap();
-        assert_eq!(outbox.expect_exact(nats).await, 60);
-        assert_eq!(relay.ended(), None);
-        assert_eq!(relay.metric(DUPLICATE).await, Some(0.0));
+        a_row_is_held((postgres, nats), false).await;
+        a_row_is_held((postgres, nats), true).await;
     }
+}
+
+/// With rows that come from the log, or from the table and then once more from the log.
+async fn a_row_is_held((postgres, nats): (PgVersion, NatsVersion), drained: bool) {
+    let (scene, nats) = (Scene::on(postgres, nats).await, Nats::shared(nats).await);
+    let outbox = scene.outbox().await;
+    let mut relay = scene.relay().await;
+    let over = "SELECT count(*) FROM outbox_relay_state WHERE NOT needs_drain";
+    eventually(READY, "the first drain is over", async || outbox.number(over).await == 1).await;
+    assert!(relay.terminate(READY).await.success());
+    outbox.insert_many("held", 20).await;
+    let client = outbox.client().await;
+    client.execute("UPDATE outbox_relay_state SET needs_drain = $1", &[&drained]).await.unwrap();
+
+    let mut holder = outbox.client().await;
+    let lock = holder.transaction().await.unwrap();
+    lock.execute("SELECT 1 FROM outbox_events WHERE payload ->> 'n' = '7' FOR UPDATE", &[]).await.unwrap();
+    let mut relay = scene.settings.start();
+    let completed = async |count: i64| {
+        let what = format!("{count} rows are completed");
+        eventually(READY, &what, async || outbox.rows("completed").await == count).await;
+    };
+    completed(19).await;
+    outbox.insert_many("held", 20).await;
+    outbox.insert_many("another", 20).await;
+    completed(59).await;
+    assert_eq!(outbox.rows("pending").await, 1);
+    assert_eq!(outbox.stored(nats).await, 60);
+    // The slot waits for it.
+    let passed = "SELECT confirmed_flush_lsn >= pg_current_wal_lsn() FROM pg_replication_slots WHERE slot_name = $1";
+    assert!(!client.query_one(passed, &[&scene.database.slot]).await.unwrap().get::<_, bool>(0));
+    assert_eq!(outbox.number(over).await, i64::from(!drained), "a drain is over when its last row has its outcome");
+    assert_eq!(relay.metric(DUPLICATE).await, Some(0.0));
+    // Nor does the next relay send it again.
+    relay.kill9().await;
+    let mut relay = scene.settings.start();
+    outbox.insert_many("held", 20).await;
+    completed(79).await;
+    assert_eq!(outbox.stored(nats).await, 80);
+    lock.rollback().await.unwrap();
+    assert_eq!(outbox.expect_exact(nats).await, 80);
+    assert_eq!(relay.ended(), None);
+    assert_eq!(relay.metric(DUPLICATE).await, Some(0.0));
+    eventually(READY, "the drain is over", async || outbox.number(over).await == 1).await;
 }

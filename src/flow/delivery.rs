@@ -337,6 +337,11 @@ impl Delivery {
         (self.entries.len(), decided)
     }
 
+    /// Whether an event of the stream of changes is still to be sent, or waits for its answer.
+    pub fn has_open(&self) -> bool {
+        self.entries.values().any(|entry| entry.ledgered && matches!(entry.stage, Stage::Open { .. }))
+    }
+
     /// Whether no event is under way.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()

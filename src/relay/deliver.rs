@@ -6,9 +6,11 @@ mod answers;
 mod guard;
 mod intake;
 mod lookup;
+mod seam;
 
 pub use guard::Known;
 use lookup::Looked;
+use seam::Seam;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -48,8 +50,8 @@ const TICK: Duration = Duration::from_millis(250);
 /// What the stage shares with the rest of a session.
 #[derive(Debug)]
 pub struct Wiring {
-    /// Where changes come from, one after the other: the last one first, and the next one when all is settled, since
-    /// what was read from the table may come again from the log.
+    /// Where changes come from, one after the other: the last one first, and the next one when nothing of it is to be sent
+    /// any more.
     pub sources: Vec<mpsc::Receiver<Vec<Change>>>,
     /// Holds every event that may be under way, so that a report never waits.
     pub reports: mpsc::Sender<Report>,
@@ -61,6 +63,8 @@ pub struct Wiring {
     pub asks: mpsc::Receiver<Ask>,
     /// The position that may be confirmed.
     pub safe: watch::Sender<Lsn>,
+    /// The end of the last round of which nothing is to be sent any more, where the changes are rounds.
+    pub decided: Option<watch::Sender<Lsn>>,
     /// No event with unrecorded outcome is stored at or below this sequence.
     pub stream_seq: Arc<AtomicU64>,
     /// When the slot was last seen to be ours, and how long after that events may be handed to NATS.
@@ -121,7 +125,10 @@ pub struct Deliver<'a> {
     looking: Option<BoxFuture<'a, Looked>>,
     lookups: Option<SqlConnection>,
     /// The present source has ended.
-    next_source: bool,
+    source_ended: bool,
+    /// The end of the last transaction that was taken in.
+    taken_in: Lsn,
+    seam: Seam,
     /// Events that an earlier session sent, as the stream shows them.
     known: Known,
     /// Asks the stream what became of events that were sent long ago.
@@ -159,7 +166,9 @@ impl<'a> Deliver<'a> {
             committed_at: None,
             looking: None,
             lookups: None,
-            next_source: false,
+            source_ended: false,
+            taken_in: Lsn::ZERO,
+            seam: Seam::default(),
             known,
             proof: None,
             hold: None,
@@ -189,17 +198,14 @@ impl<'a> Deliver<'a> {
             self.take_in();
             self.send_ready();
             self.tell();
-            if self.next_source && self.delivery.is_empty() {
-                self.next_source = false;
-                self.wiring.sources.pop();
-            }
+            self.go_on();
             if self.wiring.sources.is_empty() && deadline.is_none() {
                 deadline = Some(self.wind_down());
             }
             if deadline.is_some_and(|deadline| self.delivery.is_empty() || deadline <= Instant::now()) {
                 break;
             }
-            let takes_in = deadline.is_none() && !self.next_source && self.is_hungry();
+            let takes_in = deadline.is_none() && !self.source_ended && self.is_hungry();
             let wake = TokioInstant::from_std(self.next_wake());
             tokio::select! {
                 biased;
@@ -222,7 +228,7 @@ impl<'a> Deliver<'a> {
                 Some(ask) = self.wiring.asks.recv(), if deadline.is_none() => self.ask(ask),
                 batch = next_batch(&mut self.wiring.sources), if takes_in => match batch {
                     Some(batch) => self.receive(batch),
-                    None => self.next_source = true,
+                    None => self.source_ended = true,
                 },
                 looked = answer(&mut self.looking), if self.looking.is_some() => self.looked(looked),
                 () = sleep_until(wake) => {}
@@ -239,6 +245,7 @@ impl<'a> Deliver<'a> {
         for token in tokens {
             self.delivery.settle(token);
             self.rows.remove(&token);
+            self.seam.recorded(token);
             if let Some((waited_for, ..)) = &mut self.pass {
                 waited_for.remove(&token);
             }
@@ -338,6 +345,9 @@ impl<'a> Deliver<'a> {
     }
 
     fn report(&mut self, report: Report) {
+        if self.reads_table() {
+            self.seam.decided(&report);
+        }
         // The channel holds as many reports as events may be under way, so that it is never full; when it is closed,
         // write-back has ended and so does this stage.
         if self.wiring.reports.try_send(report).is_err() {

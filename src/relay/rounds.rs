@@ -1,8 +1,8 @@
 //! Rounds: while the slot is being made, waiting rows are delivered from the table, one bounded round after the other.
 //!
-//! A round begins when every row of the one before has its outcome in the table, so that it finds only the rest, and reads
-//! from the lowest id on, so that it misses no row that an old transaction has committed meanwhile. When the slot is made,
-//! the rows under way come to their end first. Then the drain of the slot's snapshot looks each row up, and finds those of
+//! A round begins when nothing of the one before is to be sent any more, and reads from the lowest id on, so that it misses
+//! no row that an old transaction has committed meanwhile. Rows whose outcome is known and not written yet, since someone
+//! holds their lock, are passed over. When the slot is made, the rows under way come to their end first. Then the drain of the slot's snapshot looks each row up, and finds those of
 //! the rounds done.
 
 use std::time::{Duration, Instant};
@@ -46,8 +46,8 @@ pub async fn run(
 ) -> Result<Taken, Setback> {
     let (slot, held) = (&relay.settings.source.slot, making.held);
     let state = ground.state(slot).read().await?;
-    let progress = Progress::of_rounds();
-    let streaming = stream(relay, ground, &progress, making.little.clone());
+    let (progress, sent) = Progress::of_rounds();
+    let streaming = stream(relay, ground, sent, making.little.clone());
     let stop = streaming.stop.clone();
     let (alive, fence) = watch::channel(held.since);
     let watch = Watch { ground, slot, health: &relay.health, alive, stop: &stop };
@@ -73,8 +73,7 @@ pub async fn run(
 }
 
 /// Starts to read rounds, where a session otherwise streams the log.
-fn stream(relay: &Relay, ground: &Ground, progress: &Progress, little: CancellationToken) -> Streaming {
-    let settled = progress.safe.subscribe();
+fn stream(relay: &Relay, ground: &Ground, sent: watch::Receiver<Lsn>, little: CancellationToken) -> Streaming {
     let reader = Reader {
         target: relay.postgres.clone(),
         tables: ground.tables.clone(),
@@ -83,7 +82,7 @@ fn stream(relay: &Relay, ground: &Ground, progress: &Progress, little: Cancellat
         little,
     };
     Streaming::of(relay, drain::BATCHES, |changes, stop, end| async move {
-        if let Some(Err(error)) = end.run_until_cancelled(reader.run(changes, settled)).await {
+        if let Some(Err(error)) = end.run_until_cancelled(reader.run(changes, sent)).await {
             warn!(%error, "waiting rows could not be read; the session ends");
         }
         stop.cancel();
@@ -114,11 +113,7 @@ enum Interrupted {
 
 impl Reader {
     /// Runs until nobody takes the rows in any more.
-    async fn run(
-        self,
-        changes: mpsc::Sender<Vec<Change>>,
-        mut settled: watch::Receiver<Lsn>,
-    ) -> Result<(), Interrupted> {
+    async fn run(self, changes: mpsc::Sender<Vec<Change>>, mut sent: watch::Receiver<Lsn>) -> Result<(), Interrupted> {
         let connection = connect::sql(&self.target, &drain::session()).await?;
         let mut last = Lsn::ZERO;
         loop {
@@ -127,14 +122,13 @@ impl Reader {
             let rows = WaitingRows::read(&connection.client, &self.tables, self.cap, Some(ROUND_ROWS)).await?;
             let Some(rows) = drain::hand_on(rows, end, &changes).await? else { return Ok(()) };
             let (took, end) = (began.elapsed(), end(rows));
-            if settled.wait_for(|&settled| settled >= end).await.is_err() {
+            if sent.wait_for(|&sent| sent >= end).await.is_err() {
                 return Ok(());
             }
             last = end;
-            if rows > 0 {
+            if rows == ROUND_ROWS {
                 info!(rows, "waiting rows were delivered from the table while the slot is being made");
-            }
-            if rows < ROUND_ROWS {
+            } else {
                 self.little.cancel();
                 tokio::time::sleep(self.interval.max((took * REST).min(REST_MAX))).await;
             }

@@ -42,6 +42,8 @@ pub struct Progress {
     noted: watch::Sender<Lsn>,
     /// The position before which everything in the log has its outcome.
     passed: watch::Receiver<Lsn>,
+    /// The end of the last round of which nothing is to be sent any more, as delivery tells it.
+    decided: Option<watch::Sender<Lsn>>,
     /// No event with unrecorded outcome is stored at or below this sequence.
     pub stream_seq: Arc<AtomicU64>,
 }
@@ -50,12 +52,15 @@ impl Progress {
     pub fn new(confirmed: Lsn) -> Self {
         let safe = watch::Sender::new(confirmed);
         let passed = safe.subscribe();
-        Self { safe, noted: watch::Sender::new(confirmed), passed, stream_seq: Arc::default() }
+        Self { safe, noted: watch::Sender::new(confirmed), passed, decided: None, stream_seq: Arc::default() }
     }
 
-    /// Of rounds, which have no place in the log.
-    pub fn of_rounds() -> Self {
-        Self { passed: watch::channel(Lsn::ZERO).1, ..Self::new(Lsn::ZERO) }
+    /// Of rounds, which have no place in the log. Comes with the end of the last one of which nothing is to be sent any
+    /// more.
+    pub fn of_rounds() -> (Self, watch::Receiver<Lsn>) {
+        let (decided, sent) = watch::channel(Lsn::ZERO);
+        let nowhere = watch::channel(Lsn::ZERO).1;
+        (Self { passed: nowhere, decided: Some(decided), ..Self::new(Lsn::ZERO) }, sent)
     }
 }
 
@@ -143,7 +148,7 @@ impl Stages {
         let (settled_tx, settled) = mpsc::channel(SETTLED_BATCHES);
         let (returned_tx, returned) = mpsc::channel(limits.events + PASS_ROWS);
         let (wish, wished) = watch::channel(Lsn::ZERO);
-        let Progress { safe, noted, passed, stream_seq } = progress;
+        let Progress { safe, noted, passed, decided, stream_seq } = progress;
         let (announcer, announcements) = announce(relay, nats);
         let writeback = WritebackStage {
             target: relay.postgres.clone(),
@@ -178,8 +183,19 @@ impl Stages {
         // The last source is read first.
         let mut sources = vec![from_wal];
         sources.extend(drain.map(|drain| drain.spawn(stop.clone())));
-        let wiring =
-            deliver::Wiring { sources, reports, settled, returned, asks, safe, stream_seq, fence, fence_limit, stop };
+        let wiring = deliver::Wiring {
+            sources,
+            reports,
+            settled,
+            returned,
+            asks,
+            safe,
+            decided,
+            stream_seq,
+            fence,
+            fence_limit,
+            stop,
+        };
         (stages, wiring)
     }
 

@@ -101,6 +101,7 @@ impl Deliver<'_> {
                 Change::Row(decoded) => self.row(*decoded),
                 Change::Commit { end_lsn } => {
                     self.delivery.ledger().commit(end_lsn);
+                    self.taken_in = end_lsn;
                     self.shared.metrics.live.read.set_bytes(end_lsn.0);
                 }
                 Change::Mark(position) => {
@@ -113,8 +114,10 @@ impl Deliver<'_> {
 
     pub(super) fn row(&mut self, decoded: Decoded) {
         self.counters.decoded.inc();
-        if let Decoded::Waits(event) = &decoded {
-            self.delivery.admit_waiting(event);
+        match &decoded {
+            Decoded::Waits(event) => self.delivery.admit_waiting(event),
+            Decoded::Live(event) if self.is_shown_again(event) => return,
+            _ => {}
         }
         let report = match self.address(decoded) {
             Some(Ok((event, subject))) => match self.known.get(&event.event_id).filter(|_| self.is_doubtful(&event)) {

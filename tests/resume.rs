@@ -5,6 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use async_nats::jetstream::stream::Config;
 use rustix::process::Signal;
 
 use crate::harness::load::{DELIVERED, Load, Outbox};
@@ -12,6 +13,7 @@ use crate::harness::nats::{Nats, NatsVersion, Space};
 use crate::harness::postgres::{Database, PgVersion, Postgres};
 use crate::harness::proxy::Proxy;
 use crate::harness::relay::{READY, Relay, RelaySettings};
+use crate::harness::stream::read_all;
 use crate::harness::wait::eventually;
 
 /// The stream forgets the ids of messages after 2 s.
@@ -204,6 +206,38 @@ async fn a_partition_longer_than_the_window_leads_to_no_second_copy() {
     eventually(DELIVERED, "the rest is stored", async || publishes(&relay).await.0 >= Some(20.0)).await;
     assert_eq!(site.outbox.expect_exact(site.nats).await, 30);
     assert_eq!(publishes(&relay).await, (Some(20.0), Some(0.0)));
+}
+
+/// The first copy is stored, its acknowledgement is lost, and the second one is refused: a retry may come when the stream
+/// has forgotten the id.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_event_whose_second_copy_is_refused_is_completed_where_the_first_was_stored() {
+    for nats in NatsVersion::ENDS {
+        let mut site = Site::new(PgVersion::V18, Nats::shared(nats).await).await;
+        // Within the window, so that only the refusal makes the relay ask.
+        site.settings = site.settings.set("nats.create.duplicate_window", "2m").set("delivery.ack_timeout", "500ms");
+        site.settings = site.settings.set("retry.initial", "1s").set("reconcile.interval", "100ms");
+        let proxy = Proxy::start_nats(site.nats.port()).await;
+        let relay = site.start_over(&proxy).await;
+        proxy.drop_messages(|_| true);
+        site.outbox.insert_many("a", 2).await;
+        site.outbox.insert("b").await;
+        site.outbox.wait_stored(site.nats, 2).await;
+        let jetstream = site.nats.jetstream().await;
+        let wide = jetstream.get_stream(&site.outbox.stream).await.unwrap().cached_info().config.clone();
+        let narrow = vec![format!("{}.nothing", site.outbox.stream)];
+        jetstream.update_stream(Config { subjects: narrow, ..wide.clone() }).await.unwrap();
+        proxy.pass();
+        // The next one of its aggregate, which was not stored, has its turn and is refused.
+        let refused = "SELECT count(*) FROM outbox_events WHERE error_code = 'no_stream_for_subject'";
+        eventually(READY, "one is refused", async || site.outbox.number(refused).await > 0).await;
+        assert_eq!((site.outbox.number(refused).await, site.outbox.rows("completed").await), (1, 2), "{}", relay.log());
+        jetstream.update_stream(wide).await.unwrap();
+        site.outbox.wait_completed().await;
+        let numbers: Vec<_> = read_all(&jetstream, &site.outbox.stream).await.into_iter().map(|m| m.payload).collect();
+        assert_eq!(numbers.len(), 3);
+        assert_eq!(numbers[2], "{\"n\": 2}");
+    }
 }
 
 /// What the stream held when the session began says nothing of an event that is put back later, its message being gone.

@@ -85,10 +85,35 @@ struct Entry {
 
 #[derive(Debug)]
 enum Stage {
-    /// Waits for its turn or for its acknowledgement; `sent_at` is when it was sent last.
-    Open { parcel: Box<Parcel>, sent_at: Option<Instant>, first_sent: Option<Instant> },
+    /// Waits for its turn or for its acknowledgement; `sent_at` is when it was sent last, unless it is to be sent again,
+    /// and `first_sent` since when a copy of it may be stored. `doubted`: it was refused, but perhaps such a copy is.
+    Open { parcel: Box<Parcel>, sent_at: Option<Instant>, first_sent: Option<Instant>, doubted: bool },
     /// The outcome is known and on its way to the table; with its aggregate where it is held, or blocks it.
     Decided { blocks: Option<AggregateKey> },
+}
+
+impl Stage {
+    /// Not sent yet.
+    fn unsent(parcel: Parcel) -> Self {
+        Self::Open { parcel: Box::new(parcel), sent_at: None, first_sent: None, doubted: false }
+    }
+}
+
+/// The event that is to be sent next.
+#[derive(Clone, Copy, Debug)]
+pub struct Next<'a> {
+    pub token: u64,
+    pub parcel: &'a Parcel,
+    first_sent: Option<Instant>,
+    doubted: bool,
+}
+
+impl Next<'_> {
+    /// Whether the stream is to be asked for a copy of the event before another one is sent: it was sent for the first time
+    /// longer than `age` before `now`, or was refused when a copy sent earlier had no answer.
+    pub fn needs_proof(&self, now: Instant, age: Duration) -> bool {
+        self.doubted || self.first_sent.is_some_and(|first| now.saturating_duration_since(first) > age)
+    }
 }
 
 /// An event with its address.
@@ -151,10 +176,10 @@ impl Delivery {
     }
 
     /// The next event to send, if one is due.
-    pub fn next_ready(&self) -> Option<(u64, &Parcel)> {
+    pub fn next_ready(&self) -> Option<Next<'_>> {
         let token = *self.ready.first()?;
-        match &self.entries.get(&token)?.stage {
-            Stage::Open { parcel, .. } => Some((token, parcel)),
+        match self.entries.get(&token)?.stage {
+            Stage::Open { ref parcel, first_sent, doubted, .. } => Some(Next { token, parcel, first_sent, doubted }),
             Stage::Decided { .. } => None,
         }
     }
@@ -219,22 +244,18 @@ impl Delivery {
         }
     }
 
-    /// Whether the next event to send was sent for the first time longer than `age` before `now`.
-    pub fn next_is_older(&self, now: Instant, age: Duration) -> bool {
-        let first = self.ready.first().and_then(|token| self.entries.get(token));
-        matches!(first, Some(Entry { stage: Stage::Open { first_sent: Some(first), .. }, .. })
-            if now.saturating_duration_since(*first) > age)
-    }
-
-    /// The stream was asked at `now`: events that it holds are accepted, and of the others it is known that no copy of
-    /// them was stored before. Returns the reports of those accepted.
-    pub fn prove(&mut self, now: Instant, stored: impl Fn(&str) -> Option<u64>) -> Vec<Report> {
+    /// The stream was asked: events that it holds are accepted, and of the others it is known that no copy of them was
+    /// stored before, but for one that is under way now. Returns the reports of those accepted.
+    pub fn prove(&mut self, stored: impl Fn(&str) -> Option<u64>) -> Vec<Report> {
         let mut found = Vec::new();
         for (&token, entry) in &mut self.entries {
-            if let Stage::Open { parcel, first_sent: Some(first_sent), .. } = &mut entry.stage {
-                match stored(&parcel.event.event_id) {
-                    Some(sequence) => found.push((token, sequence)),
-                    None => *first_sent = now,
+            if let Stage::Open { parcel, sent_at, first_sent, doubted } = &mut entry.stage
+                && first_sent.is_some()
+            {
+                if let Some(sequence) = stored(&parcel.event.event_id) {
+                    found.push((token, sequence));
+                } else {
+                    (*first_sent, *doubted) = (*sent_at, false);
                 }
             }
         }
@@ -317,6 +338,11 @@ impl Delivery {
         if self.ledger.safe() < self.start.horizon || !self.reconciled {
             return self.start.stream_seq;
         }
+        self.sent_above()
+    }
+
+    /// The sequence above which the copies stand, if they are stored, of all events that were sent and have no outcome.
+    pub fn sent_above(&self) -> u64 {
         self.floors.lowest().unwrap_or(self.newest)
     }
 

@@ -280,11 +280,15 @@ impl<'a> Deliver<'a> {
     /// Hands over what is due, unless the pipeline holds.
     fn send_ready(&mut self) {
         let now = Instant::now();
-        if self.hold.is_some_and(|hold| now < hold) || !self.is_leader(now) || self.needs_proof(now) {
+        self.hold = self.hold.filter(|hold| now < *hold);
+        if self.hold.is_some() || !self.is_leader(now) || self.proof.is_some() {
             return;
         }
-        self.hold = None;
-        while let Some((token, parcel)) = self.delivery.next_ready() {
+        while let Some(next) = self.delivery.next_ready() {
+            if self.shared.proof_after.is_some_and(|age| next.needs_proof(now, age)) {
+                return self.ask_for_copies();
+            }
+            let (token, parcel) = (next.token, next.parcel);
             let mut headers = Headers::new();
             let dropped = self.shared.router.headers(&parcel.event, |name, value| headers.set(name, value));
             let dropped = dropped + headers.refused();

@@ -35,12 +35,7 @@ impl Delivery {
             return Some(Report::held(token, parcel.event));
         }
         let bytes = size_of(&parcel);
-        let token = self.enter(
-            bytes,
-            pass,
-            ledgered,
-            Stage::Open { parcel: Box::new(parcel), sent_at: None, first_sent: None },
-        );
+        let token = self.enter(bytes, pass, ledgered, Stage::unsent(parcel));
         if turn == Turn::Go {
             self.ready.insert(token);
         }

@@ -26,6 +26,19 @@ pub struct Refused {
 }
 
 impl Delivery {
+    /// The event was refused, but not with its first copy, and that one may be stored: it is to be asked for, and the event
+    /// sent again if it is not. `false`: no copy but the refused one was sent.
+    pub fn doubt(&mut self, token: u64) -> bool {
+        let Some(entry) = self.entries.get_mut(&token) else { return false };
+        let Stage::Open { sent_at, first_sent, doubted, .. } = &mut entry.stage else { return false };
+        if first_sent.is_none() || first_sent == sent_at {
+            return false;
+        }
+        (*sent_at, *doubted) = (None, true);
+        self.ready.insert(token);
+        true
+    }
+
     /// The event failed for its own sake, unless everything fails. `retry_in` tells when it is tried again, as it is
     /// spared or not.
     pub fn refused(
@@ -101,7 +114,7 @@ impl Delivery {
         }
         entry.bytes = super::intake::size_of(&parcel);
         self.bytes += entry.bytes;
-        entry.stage = Stage::Open { parcel: Box::new(parcel), sent_at: None, first_sent: None };
+        entry.stage = Stage::unsent(parcel);
         if turn == Turn::Go {
             self.ready.insert(token);
         }

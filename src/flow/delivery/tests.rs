@@ -44,7 +44,7 @@ fn refuse(delivery: &mut Delivery, token: u64) -> (bool, Option<Duration>) {
 /// Sends what is due; the tokens.
 fn send(delivery: &mut Delivery) -> Vec<u64> {
     let mut tokens = Vec::new();
-    while let Some((token, _)) = delivery.next_ready() {
+    while let Some(Next { token, .. }) = delivery.next_ready() {
         delivery.sent(token, Instant::now());
         tokens.push(token);
     }
@@ -108,4 +108,67 @@ fn an_event_that_was_spared_and_has_no_row_is_sent_again() {
         assert_eq!((delivery.is_empty(), delivery.bytes), (true, 0));
         assert_eq!(delivery.gate().all_blocks().len(), usize::from(ordered), "the table is asked whether more waits");
     }
+}
+
+/// Time that passes between a send and the next.
+fn later() -> Instant {
+    std::thread::sleep(Duration::from_millis(1));
+    Instant::now()
+}
+
+/// The event is refused; what the next event to send needs.
+fn refuse_and_look(delivery: &mut Delivery, token: u64) -> Option<bool> {
+    if !delivery.doubt(token) {
+        refuse(delivery, token);
+    }
+    delivery.next_ready().map(|next| next.needs_proof(Instant::now(), Duration::from_hours(1)))
+}
+
+#[test]
+fn an_event_refused_with_a_second_copy_is_asked_for_in_the_stream_and_its_aggregate_waits() {
+    for stored in [true, false] {
+        let mut delivery = Delivery::new(LIMITS, Start { last_seq: 40, ..Start::default() });
+        for (id, aggregate) in [(1, "a"), (2, "a"), (3, "b")] {
+            assert!(delivery.admit(parcel(id, aggregate, "s")).is_none());
+        }
+        assert_eq!(send(&mut delivery), [0, 2]);
+        assert!(delivery.accepted(2, 41).is_some());
+        later();
+        assert!(delivery.send_again(0), "nobody answered");
+        assert_eq!(send(&mut delivery), [0]);
+        assert_eq!(refuse_and_look(&mut delivery, 0), Some(true));
+        assert_eq!(delivery.sent_above(), 40, "where its copy may stand");
+        let found = delivery.prove(|event_id| (stored && event_id == "1").then_some(42));
+        if stored {
+            assert!(matches!(found[..], [Report { token: 0, outcome: Outcome::Completed, .. }]));
+            assert_eq!(send(&mut delivery), [1], "the next one of its aggregate");
+        } else {
+            assert!(found.is_empty());
+            later();
+            assert_eq!(send(&mut delivery), [0], "it may be accepted by now");
+            assert!(!delivery.doubt(0), "no other copy is in question");
+            assert_eq!(refuse(&mut delivery, 0), (true, Some(Duration::from_secs(1))));
+        }
+    }
+}
+
+#[test]
+fn an_event_refused_with_its_first_copy_is_asked_for_nowhere() {
+    let mut delivery = Delivery::new(LIMITS, Start::default());
+    assert!(delivery.admit(parcel(1, "a", "s")).is_none());
+    let token = send(&mut delivery)[0];
+    later();
+    assert_eq!(refuse_and_look(&mut delivery, token), None, "it waits in the table");
+}
+
+#[test]
+fn a_copy_under_way_while_the_stream_is_asked_may_be_stored_afterwards() {
+    let mut delivery = Delivery::new(LIMITS, Start::default());
+    assert!(delivery.admit(parcel(1, "a", "s")).is_none());
+    send(&mut delivery);
+    assert!(delivery.prove(|_| None).is_empty());
+    later();
+    assert!(delivery.send_again(0));
+    send(&mut delivery);
+    assert_eq!(refuse_and_look(&mut delivery, 0), Some(true));
 }

@@ -72,7 +72,14 @@ impl Deliver<'_> {
 
     /// The event failed for its own sake, or nothing at all is accepted: then nothing is counted against it, it waits in
     /// the table, and delivery pauses. What comes behind it shows whether others are accepted.
+    ///
+    /// Where an earlier copy of it had no answer, the stream is asked for that one before: a retry might come when the
+    /// stream has forgotten its id, and store another.
     pub(super) fn refuse(&mut self, token: u64, failure: &Failure) {
+        if self.shared.proof_after.is_some() && self.delivery.doubt(token) {
+            self.counters.transient.inc();
+            return;
+        }
         let config::Retry { initial, max } = self.shared.settings.retry;
         let retry_in = |event: &Event, spared: bool| {
             let attempt = u32::try_from(event.retry_count).unwrap_or(0).saturating_add(1);

@@ -1,7 +1,6 @@
 //! The resume guard: beyond the duplicate window only the stream itself can tell whether it has an event.
 
 use std::collections::HashMap;
-use std::time::Instant;
 
 use tracing::{info, warn};
 
@@ -46,18 +45,10 @@ impl Known {
 }
 
 impl Deliver<'_> {
-    /// Whether the next event was sent so long ago that another copy might be stored. Then the stream is asked first.
-    pub(super) fn needs_proof(&mut self, now: Instant) -> bool {
-        if self.proof.is_some() {
-            return true;
-        }
-        let Some(age) = self.shared.proof_after else { return false };
-        if !self.delivery.next_is_older(now, age) {
-            return false;
-        }
-        let (stream, after) = (self.nats.stream.clone(), self.delivery.stream_seq());
+    /// Asks the stream for copies of events that were sent. Nothing is sent until it has told.
+    pub(super) fn ask_for_copies(&mut self) {
+        let (stream, after) = (self.nats.stream.clone(), self.delivery.sent_above());
         self.proof = Some(Box::pin(async move { Known::read(&stream, after).await }));
-        true
     }
 
     /// The stream has told what it holds: those events are acknowledged, the others are sent again.
@@ -65,7 +56,7 @@ impl Deliver<'_> {
         self.proof = None;
         match known {
             Ok(known) => {
-                let stored = self.delivery.prove(Instant::now(), |event_id| known.get(event_id).copied());
+                let stored = self.delivery.prove(|event_id| known.get(event_id).copied());
                 info!(stored = stored.len(), read = known.len(), "the stream was asked for events of unknown outcome");
                 for report in stored {
                     self.report(report);

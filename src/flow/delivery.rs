@@ -309,10 +309,20 @@ impl Delivery {
         }
     }
 
-    /// Forgets what was not sent yet: the session ends, and another will read it again.
+    /// Forgets what was not sent yet, or is to be sent again: the session ends, and another will read it again. The slot
+    /// waits for it, and the stream is asked for what was sent of it.
     pub fn forget_unsent(&mut self) {
-        self.entries.retain(|_, entry| !matches!(entry.stage, Stage::Open { sent_at: None, .. }));
-        self.ready.clear();
+        self.gate.forget_waiting();
+        for (token, entry) in
+            self.entries.extract_if(|_, entry| matches!(entry.stage, Stage::Open { sent_at: None, .. }))
+        {
+            self.bytes -= entry.bytes;
+            if let Stage::Open { parcel, .. } = entry.stage
+                && self.ready.remove(&token)
+            {
+                self.gate.leave(&AggregateKey::of(&parcel.event));
+            }
+        }
     }
 
     /// The subject of an event that waits for its answer.

@@ -238,6 +238,14 @@ impl Gate {
         self.leave(&seen.aggregate)
     }
 
+    /// Nothing that waits for its turn gets it any more.
+    pub fn forget_waiting(&mut self) {
+        for line in self.lines.values_mut() {
+            line.waiting.clear();
+            line.late.clear();
+        }
+    }
+
     /// How many rows wait: those that block, and those that were held behind them.
     pub fn held(&self) -> usize {
         usize::try_from(self.held).unwrap_or(usize::MAX)

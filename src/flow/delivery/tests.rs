@@ -172,3 +172,52 @@ fn a_copy_under_way_while_the_stream_is_asked_may_be_stored_afterwards() {
     send(&mut delivery);
     assert_eq!(refuse_and_look(&mut delivery, 0), Some(true));
 }
+
+#[test]
+fn what_is_forgotten_at_the_end_leaves_nothing_behind_that_others_would_wait_for() {
+    let mut delivery = Delivery::new(LIMITS, Start { last_seq: 40, ..Start::default() });
+    delivery.gate().block_as_found(AggregateKey::of(&event(9, "blocked")), 1);
+    delivery.gate().open(&AggregateKey::of(&event(9, "blocked")));
+    for (id, aggregate) in [(1, "a"), (2, "a"), (3, "b"), (4, "b"), (5, "c"), (6, "blocked")] {
+        assert!(delivery.admit(parcel(id, aggregate, "s")).is_none());
+    }
+    for _ in 0..2 {
+        let token = delivery.next_ready().unwrap().token;
+        delivery.sent(token, Instant::now());
+    }
+    // One of c is ready, and the second of a and b, and the one of the blocked aggregate, wait.
+    delivery.forget_unsent();
+    assert_eq!(delivery.under_way(), (2, 0));
+    assert!(delivery.accepted(0, 41).is_some());
+    assert!(delivery.send_again(2));
+    assert_eq!(send(&mut delivery), [2], "nothing that was forgotten stands before it");
+    let refused = delivery.refused(2, refusal(), |_, _| Duration::from_secs(1));
+    assert_eq!(refused.reports.len(), 1, "nobody waited behind it");
+    [0, 2].map(|token| delivery.settle(token));
+    assert_eq!((delivery.is_empty(), delivery.bytes, delivery.sent_above()), (true, 0, 41));
+    let blocks = delivery.gate().all_blocks();
+    let stand = delivery.gate().blocks(&blocks);
+    assert!(blocks.len() == 2 && stand.iter().all(|block| block.settled), "{stand:?}");
+    for block in stand {
+        delivery.unblock(&block);
+    }
+    for (id, aggregate) in [(11, "a"), (12, "b"), (13, "c"), (14, "blocked")] {
+        assert!(delivery.admit(parcel(id, aggregate, "s")).is_none());
+    }
+    assert_eq!(send(&mut delivery).len(), 4, "no aggregate waits for what was forgotten");
+}
+
+#[test]
+fn what_was_sent_and_is_forgotten_at_the_end_is_asked_for_in_the_stream_by_the_next_session() {
+    let mut delivery = Delivery::new(LIMITS, Start { last_seq: 40, ..Start::default() });
+    delivery.reconciled();
+    assert!(delivery.admit(parcel(1, "a", "s")).is_none());
+    send(&mut delivery);
+    delivery.send_again(0);
+    delivery.forget_unsent();
+    assert!(delivery.admit(parcel(2, "b", "s")).is_none());
+    send(&mut delivery);
+    assert!(delivery.accepted(1, 42).is_some());
+    delivery.settle(1);
+    assert_eq!(delivery.stream_seq(), 40);
+}

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use async_nats::jetstream::stream::Config;
+use rustix::process::Signal;
 
 use crate::harness::nats::{Nats, NatsVersion, PERMITTING, Space, denying};
 use crate::harness::outbox;
@@ -69,6 +70,44 @@ async fn later_events_of_an_aggregate_wait_for_the_refused_one_and_others_do_not
         scene.wait_completed(7).await;
         assert_eq!(scene.ids().await, ["C", "C2", "A", "B1", "B2", "B3", "B4"]);
         assert_eq!(outbox::dead_letters(&scene.client).await, []);
+    }
+}
+
+/// Someone else holds the lock of a row that is to be marked as failed, or held, and the relay is killed. What stands in the
+/// table as held is released by the next one, which reads the others from the log.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_row_is_held_before_an_earlier_one_of_its_aggregate_that_someone_locks() {
+    /// Rows that are held while an earlier one of their aggregate is not, and has not failed.
+    const TOO_EARLY: &str = "SELECT count(*) FROM outbox_events late JOIN outbox_events early
+        ON early.aggregate_id = late.aggregate_id AND early.id < late.id
+        WHERE late.next_retry_at = 'infinity' AND early.status = 'pending' AND early.next_retry_at IS NULL";
+    for (postgres, locked) in PgVersion::ENDS.into_iter().zip(["A", "B1"]) {
+        let (mut nats, scene) = scene(postgres, NatsVersion::V2_15).await;
+        let mut relay = scene.relay().await;
+        relay.signal(Signal::STOP);
+        insert(&scene, 1000, &[("A", "a", "refused"), ("B1", "a", "fine"), ("B2", "a", "fine"), ("C", "c", "fine")])
+            .await;
+        let mut holder = scene.database.client().await;
+        let lock = holder.transaction().await.unwrap();
+        let locks = "SELECT FROM outbox_events WHERE event_id = $1 FOR UPDATE";
+        assert_eq!(lock.execute(locks, &[&locked]).await.unwrap(), 1);
+        relay.signal(Signal::CONT);
+        scene.wait_completed(1).await;
+        eventually(DELIVERED, "A is refused", async || publishes(&relay, "poison").await >= 1).await;
+        // They come when those before them are on their way to the table already, and few of them just when the locked row
+        // is tried again.
+        for (at, [event, other]) in (2..).zip([["B3", "D3"], ["B4", "D4"], ["B5", "D5"], ["B6", "D6"]]) {
+            insert(&scene, 1000, &[(event, "a", "fine"), (other, "d", "fine")]).await;
+            scene.wait_completed(at).await;
+        }
+        always(Duration::from_millis(500), "none is held too early", async || scene.number(TOO_EARLY).await == 0).await;
+        relay.kill9().await;
+        lock.rollback().await.unwrap();
+        nats.reload(PERMITTING).await;
+        let _relay = scene.relay().await;
+        scene.wait_completed(12).await;
+        let ids = ["C", "D3", "D4", "D5", "D6", "A", "B1", "B2", "B3", "B4", "B5", "B6"];
+        assert_eq!(scene.ids().await, ids);
     }
 }
 

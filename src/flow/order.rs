@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 
 use bytestring::ByteString;
 
-use super::event::Event;
+use super::event::{Event, Outcome};
 
 /// An aggregate: what orders events among each other.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -21,6 +21,15 @@ impl AggregateKey {
             tenant_id: event.tenant_id.clone(),
             aggregate_type: event.aggregate_type.clone(),
             aggregate_id: event.aggregate_id.clone(),
+        }
+    }
+
+    /// The aggregate of an event whose outcome is to wait in the table.
+    pub fn of_waiting(outcome: &Outcome) -> Option<Self> {
+        match outcome {
+            Outcome::Completed => None,
+            Outcome::Failed(rejection) => rejection.retry_in.map(|_| Self::of(&rejection.event)),
+            Outcome::Held(event) => Some(Self::of(event)),
         }
     }
 }

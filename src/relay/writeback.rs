@@ -1,6 +1,7 @@
 //! The write-back stage: takes reports, commits outcomes, says which are settled.
 
 mod backlog;
+mod lines;
 
 pub use backlog::Backlog;
 
@@ -217,15 +218,17 @@ impl WritebackStage {
         }
         warn!(error = %describe(&error), rows = batch.len(), "PostgreSQL refused a write-back; its rows are tried one by one");
         for (tries, report) in batch {
-            let one = std::slice::from_ref(report);
-            let result = self.record(writeback, one).await;
-            match result {
-                Ok(recorded) => self.distribute(&[(*tries, report.clone())], &recorded).await,
+            let Some(report) = self.backlog.line_up(report.clone()) else {
+                self.handled.insert(report.token);
+                continue;
+            };
+            match self.record(writeback, std::slice::from_ref(&report)).await {
+                Ok(recorded) => self.distribute(&[(*tries, report)], &recorded).await,
                 Err(error) if is_everyones(&error) => return Err(error),
                 Err(error) => {
                     warn!(error = %describe(&error), id = report.id, "the outcome of a row cannot be written; it is tried again");
-                    self.backlog.later(tries + 1, report.clone());
                     self.handled.insert(report.token);
+                    self.backlog.later(tries + 1, report);
                 }
             }
         }
@@ -277,6 +280,9 @@ impl WritebackStage {
         let mut settled = Vec::with_capacity(batch.len());
         for ((tries, report), recorded) in batch.iter().zip(recorded) {
             self.handled.insert(report.token);
+            if *recorded != Recorded::Later {
+                self.backlog.settled(report);
+            }
             match recorded {
                 Recorded::Row(status) => {
                     self.metrics.writeback_rows.of(status).inc();

@@ -1,6 +1,6 @@
 //! Outcomes, written back to the rows.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
@@ -12,6 +12,7 @@ use super::{Tables, printable};
 use crate::config::OnSuccess;
 use crate::flow::event::{Outcome, Rejection, Report};
 use crate::flow::lsn::Lsn;
+use crate::flow::order::AggregateKey;
 use crate::flow::token::TokenMap;
 
 /// The word for a row that had its outcome already.
@@ -117,7 +118,6 @@ impl<'a> Writeback<'a> {
             reports.iter().filter(|report| wanted(&report.outcome)).collect()
         };
         let completed = of(|outcome| matches!(outcome, Outcome::Completed));
-        let held = of(|outcome| matches!(outcome, Outcome::Held(_)));
         let mut written: TokenMap<&'static str> = TokenMap::default();
         if !completed.is_empty() {
             let done = self.complete(&completed, place).await?;
@@ -126,18 +126,19 @@ impl<'a> Writeback<'a> {
             }
             written.extend(done.into_iter().map(|token| (token, self.done)));
         }
-        if !held.is_empty() {
-            let (ids, event_ids) = names(&held);
-            let rows = self.client.query(&self.hold, &[&ids, &event_ids, &self.slot, &sequence, &position]).await?;
-            written.extend(tokens(&held, &rows)?.into_iter().map(|token| (token, "held")));
-        }
+        // Before the holds: none may stand in the table without the failure that it waits behind.
+        let mut unwritten = HashSet::new();
         for report in reports {
-            if let Outcome::Failed(rejection) = &report.outcome
-                && let Some(status) = self.fail(report, rejection, place).await?
-            {
-                written.insert(report.token, status);
+            if let Outcome::Failed(rejection) = &report.outcome {
+                match self.fail(report, rejection, place).await? {
+                    Some(status) => {
+                        written.insert(report.token, status);
+                    }
+                    None => unwritten.extend(AggregateKey::of_waiting(&report.outcome)),
+                }
             }
         }
+        written.extend(self.hold(reports, &unwritten, place).await?.into_iter().map(|token| (token, "held")));
         let missing: Vec<&Report> = reports.iter().filter(|report| !written.contains_key(&report.token)).collect();
         let seen = if missing.is_empty() { HashMap::new() } else { self.look(&missing).await? };
         for report in missing {
@@ -164,6 +165,33 @@ impl<'a> Writeback<'a> {
         // One row for all: a row for each costs both sides more than its update.
         let positions: Vec<i64> = done?.try_get(0)?;
         Ok(positions.into_iter().filter_map(|position| token_at(reports, position)).collect())
+    }
+
+    /// Holds the rows, but for those of aggregates in which a failure is `unwritten`. Returns the tokens of the reports that
+    /// were written: none behind another of its aggregate that could not be had.
+    async fn hold(
+        &self,
+        reports: &[Report],
+        unwritten: &HashSet<AggregateKey>,
+        (sequence, position): (i64, &str),
+    ) -> Result<Vec<u64>, Error> {
+        let (mut held, mut lines, mut numbers) = (Vec::new(), Vec::new(), HashMap::new());
+        for report in reports {
+            if let Outcome::Held(event) = &report.outcome {
+                let aggregate = AggregateKey::of(event);
+                if !unwritten.contains(&aggregate) {
+                    // Named after its first row.
+                    lines.push(*numbers.entry(aggregate).or_insert(report.id));
+                    held.push(report);
+                }
+            }
+        }
+        if held.is_empty() {
+            return Ok(Vec::new());
+        }
+        let (ids, event_ids) = names(&held);
+        let parameters: [&(dyn ToSql + Sync); 6] = [&ids, &event_ids, &self.slot, &sequence, &position, &lines];
+        tokens(&held, &self.client.query(&self.hold, &parameters).await?)
     }
 
     /// Counts the failure on the row, and buries it when it was the last. `None`: the row could not be had.

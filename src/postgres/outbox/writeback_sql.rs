@@ -95,20 +95,30 @@ pub(super) fn fail_sql(tables: &Tables) -> String {
 }
 
 /// Holds rows until the reconciler releases them: also one that its producer had dated and that has come due, which would
-/// stay due for ever otherwise.
+/// stay due for ever otherwise. Behind a row that is locked or not visible yet, none of the same aggregate, which `$6`
+/// numbers, is held: the next session might release it before that one.
 pub(super) fn hold_sql(tables: &Tables) -> String {
     let Tables { events, .. } = tables;
     let state = place_sql(tables, 3);
     format!(
         "WITH place AS ({state}),
+         given AS MATERIALIZED (
+           SELECT * FROM unnest($1::int8[], $2::text[], $6::int8[]) WITH ORDINALITY AS given(id, event_id, line, position)),
          free AS MATERIALIZED (
-           SELECT given.position, o.id FROM {GIVEN}
+           SELECT given.line, given.position, o.id FROM given
            JOIN {events} o ON o.id = given.id AND o.event_id = given.event_id
              AND o.status = 'pending' AND coalesce(o.next_retry_at <= now(), true)
            FOR NO KEY UPDATE OF o SKIP LOCKED),
+         stuck AS (
+           SELECT given.line, min(given.position) AS position FROM given
+           LEFT JOIN {events} o ON o.id = given.id AND o.event_id = given.event_id
+           WHERE given.position NOT IN (SELECT position FROM free)
+             AND coalesce(o.status = 'pending' AND coalesce(o.next_retry_at <= now(), true), true)
+           GROUP BY given.line),
          held AS (
            UPDATE {events} o SET next_retry_at = 'infinity', updated_at = now(), version = o.version + 1
-           FROM free WHERE o.id = free.id RETURNING free.position)
+           FROM free LEFT JOIN stuck USING (line)
+           WHERE o.id = free.id AND coalesce(free.position < stuck.position, true) RETURNING free.position)
          SELECT position FROM held"
     )
 }

@@ -6,6 +6,7 @@ use tokio::sync::mpsc::Receiver;
 use tokio::time::{Instant as TokioInstant, sleep_until};
 use tracing::warn;
 
+use super::lines::Lines;
 use crate::flow::event::Report;
 
 /// Rows in one statement, at most.
@@ -16,12 +17,16 @@ const GATHER: Duration = Duration::from_millis(10);
 /// How soon a row that could not be had is tried again; it doubles up to the longest.
 const SOON: Duration = Duration::from_millis(20);
 const LONGEST: Duration = Duration::from_secs(1);
+/// For so many tries, about half a minute, holds wait for an earlier outcome of their aggregate. A lock that someone has
+/// forgotten does not make them take the room of everything that is under way.
+const ORDERED_TRIES: u32 = 30;
 
 /// Reports that are not settled yet.
 #[derive(Debug, Default)]
 pub struct Backlog {
     due: Vec<Report>,
     later: Vec<Late>,
+    lines: Lines,
 }
 
 #[derive(Debug)]
@@ -70,8 +75,23 @@ impl Backlog {
     pub(super) fn take(&mut self, now: Instant) -> Vec<(u32, Report)> {
         let ready = self.later.extract_if(.., |late| late.at <= now).map(|late| (late.tries, late.report));
         let mut batch: Vec<_> = ready.take(BATCH).collect();
-        batch.extend(self.due.drain(..).map(|report| (0, report)));
+        let due = self.due.drain(..BATCH.min(self.due.len()));
+        batch.extend(due.filter_map(|report| Some((0, self.lines.line_up(report)?))));
         batch
+    }
+
+    /// Keeps a hold back that must not be written before another outcome. Gives back what may be written.
+    pub(super) fn line_up(&mut self, report: Report) -> Option<Report> {
+        self.lines.line_up(report)
+    }
+
+    /// The outcome is written, or will never be: what waited for it is due.
+    pub(super) fn settled(&mut self, report: &Report) {
+        let behind = self.lines.end(report);
+        if !behind.is_empty() {
+            // It is older than what is due already.
+            self.due.splice(..0, behind);
+        }
     }
 
     pub(super) fn put_back(&mut self, batch: Vec<(u32, Report)>) {
@@ -79,6 +99,12 @@ impl Backlog {
     }
 
     pub(super) fn later(&mut self, tries: u32, report: Report) {
+        let Some(report) = self.lines.line_up(report) else { return };
+        if tries < ORDERED_TRIES {
+            self.lines.begin(&report);
+        } else {
+            self.settled(&report);
+        }
         let wait = SOON.saturating_mul(1 << tries.min(10)).min(LONGEST);
         self.later.push(Late { at: Instant::now() + wait, tries, report });
     }
@@ -88,7 +114,7 @@ impl Backlog {
     }
 
     pub(super) fn say_what_is_left(&self) {
-        let rows = self.later.len() + self.due.len();
+        let rows = self.later.len() + self.due.len() + self.lines.len();
         if rows > 0 {
             warn!(rows, "the outcomes of some rows could not be written; they are sent again, under the same ids");
         }
@@ -105,10 +131,47 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::*;
-    use crate::flow::event::Outcome;
+    use crate::flow::event::{Event, Origin, Outcome, Rejection};
 
     fn report(token: u64) -> Report {
         Report { token, id: 1, event_id: "e".into(), xid: None, outcome: Outcome::Completed }
+    }
+
+    fn event(aggregate: &str) -> Event {
+        Event {
+            id: 1,
+            event_id: "e".into(),
+            tenant_id: None,
+            aggregate_type: "order".into(),
+            aggregate_id: aggregate.into(),
+            event_type: "placed".into(),
+            payload: bytes::Bytes::new(),
+            headers: "{}".into(),
+            created_at: None,
+            retry_count: 0,
+            max_retries: 3,
+            origin: Origin::Table,
+        }
+    }
+
+    fn held(token: u64, aggregate: &str) -> Report {
+        Report::held(token, event(aggregate))
+    }
+
+    fn failed(token: u64, aggregate: &str) -> Report {
+        let retry_in = Some(Duration::from_secs(1));
+        let rejection =
+            Rejection { event: event(aggregate), code: "code", message: String::new(), retry_in, counts: true };
+        Report::rejected(token, rejection)
+    }
+
+    /// What may be written at `now`.
+    fn tokens(backlog: &mut Backlog, now: Instant) -> Vec<u64> {
+        backlog.take(now).iter().map(|(_, report)| report.token).collect()
+    }
+
+    fn due(backlog: &mut Backlog, reports: impl IntoIterator<Item = Report>) {
+        backlog.put_back(reports.into_iter().map(|report| (0, report)).collect());
     }
 
     fn channel(reports: u64) -> (mpsc::Sender<Report>, Receiver<Report>) {
@@ -171,5 +234,55 @@ mod tests {
         let waits: Vec<_> = backlog.later.windows(2).map(|pair| pair[0].at < pair[1].at + SOON).collect();
         assert!(waits.iter().all(|longer| *longer));
         assert_eq!(backlog.take(Instant::now() + LONGEST).len(), 20, "and none longer than the longest");
+    }
+
+    #[test]
+    fn a_hold_waits_for_the_earlier_outcome_of_its_aggregate_and_others_do_not() {
+        for first in [failed(1, "a"), held(1, "a")] {
+            let mut backlog = Backlog::default();
+            backlog.later(0, first.clone());
+            due(&mut backlog, [held(2, "a"), held(3, "b"), report(4), failed(5, "a"), held(6, "a")]);
+            assert_eq!(tokens(&mut backlog, Instant::now()), [3, 4, 5], "what failed again is not behind it");
+            // The next one could not be had either, as the statement holds none behind one that it did not get.
+            backlog.later(1, held(7, "a"));
+            let soon = Instant::now() + LONGEST;
+            assert_eq!(tokens(&mut backlog, soon), [1], "it is tried without them");
+            backlog.put_back(vec![(1, first.clone())]);
+            assert_eq!(tokens(&mut backlog, soon), [1], "nor does it wait for itself");
+            backlog.later(2, first.clone());
+            assert_eq!(tokens(&mut backlog, soon), [1]);
+            due(&mut backlog, [held(8, "a")]);
+            backlog.settled(&first);
+            assert_eq!(tokens(&mut backlog, soon), [2, 6, 7, 8]);
+            assert_eq!(backlog.lines.len(), 0);
+        }
+    }
+
+    #[test]
+    fn a_row_that_is_locked_for_very_long_is_no_longer_waited_for() {
+        let mut backlog = Backlog::default();
+        for tries in 0..ORDERED_TRIES {
+            backlog.later(tries, held(1, "a"));
+            due(&mut backlog, [held(2 + u64::from(tries), "a")]);
+            assert_eq!(tokens(&mut backlog, Instant::now() + LONGEST), [1]);
+        }
+        backlog.later(ORDERED_TRIES, held(1, "a"));
+        due(&mut backlog, [held(100, "a")]);
+        let behind: Vec<u64> = (2..2 + u64::from(ORDERED_TRIES)).chain([100]).collect();
+        assert_eq!(tokens(&mut backlog, Instant::now()), behind);
+        // One of them was in one statement with the locked row, and waits for itself alone.
+        backlog.later(1, held(100, "a"));
+        assert_eq!(tokens(&mut backlog, Instant::now() + LONGEST), [1, 100]);
+    }
+
+    #[test]
+    fn very_many_that_waited_are_taken_in_batches_and_in_their_order() {
+        let mut backlog = Backlog::default();
+        backlog.later(0, held(0, "a"));
+        due(&mut backlog, (1..=2 * BATCH as u64).map(|token| held(token, "a")));
+        while !tokens(&mut backlog, Instant::now()).is_empty() || !backlog.due.is_empty() {}
+        backlog.settled(&held(0, "a"));
+        let all: Vec<u64> = (0..2).flat_map(|_| tokens(&mut backlog, Instant::now())).collect();
+        assert_eq!(all, (1..=2 * BATCH as u64).collect::<Vec<_>>());
     }
 }

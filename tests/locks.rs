@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use async_nats::jetstream::stream::Config;
+use rustix::process::Signal;
 
 use crate::harness::postgres::connect;
 use crate::harness::relay::Relay;
@@ -180,4 +181,41 @@ async fn a_table_that_is_locked_when_a_session_begins_is_told_of() {
     scene.wait_completed(3).await;
     relay.wait_ready().await;
     assert_eq!((publishes(&relay, "stored").await, publishes(&relay, "duplicate").await), (3, 0));
+}
+
+/// As under an ALTER TABLE that takes long.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn write_back_waits_for_a_locked_table_on_the_connection_that_it_has() {
+    let scene = Scene::new().await;
+    let mut relay = scene.relay().await;
+    let holder = psql(&scene).await;
+    let backend = "SELECT coalesce(max(pid), 0)::int8 FROM pg_stat_activity
+        WHERE application_name = 'outbox-relay write-back' AND datname = current_database()";
+    // It has to connect anew, and finds the table locked.
+    relay.signal(Signal::STOP);
+    scene.sql(&insert(3, 3)).await;
+    let first = scene.number(backend).await;
+    holder.batch_execute("BEGIN; LOCK TABLE outbox_events IN ACCESS EXCLUSIVE MODE").await.unwrap();
+    scene.sql(&format!("SELECT pg_terminate_backend({first})")).await;
+    relay.signal(Signal::CONT);
+    eventually(DELIVERED, "it is told of", async || says(&relay, "outbox_events by process").await).await;
+    let second = scene.number(backend).await;
+    always(Duration::from_secs(2), "it keeps its connection", async || scene.number(backend).await == second).await;
+    assert_ne!((first, second), (second, 0));
+    holder.batch_execute("ROLLBACK").await.unwrap();
+    scene.wait_completed(3).await;
+    assert_eq!(scene.number(backend).await, second);
+    assert_eq!(relay.log().matches("lost its connection").count(), 1, "{}", relay.log());
+    relay.wait_ready().await;
+    // The end of a session does not wait for ever, not even to note how far it came.
+    holder.batch_execute("BEGIN; SELECT FROM outbox_relay_state FOR UPDATE").await.unwrap();
+    scene.sql(&insert(3, 3)).await;
+    scene.wait_stored(6).await;
+    assert!(relay.terminate(DELIVERED).await.success(), "{}", relay.log());
+    assert!(relay.log().contains("could not be written; they are sent again"), "{}", relay.log());
+    assert_eq!(relay.log().matches("lost its connection").count(), 1, "{}", relay.log());
+    holder.batch_execute("ROLLBACK").await.unwrap();
+    let _relay = scene.relay().await;
+    scene.wait_completed(6).await;
+    assert_eq!(scene.count().await, 6);
 }

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, watch};
 use tokio::time::{sleep, timeout};
+use tokio_postgres::Client;
 use tracing::{debug, warn};
 
 use super::announce::Announcer;
@@ -101,17 +102,19 @@ impl WritebackStage {
         loop {
             match connect::sql(&self.target, &session()).await {
                 Ok(connection) => match self.serve(&connection, &mut pause).await {
-                    Ok(()) => return,
+                    Ok(()) => break,
                     Err(error) => warn!(%error, "write-back lost its connection; it connects again"),
                 },
                 Err(error) => warn!(%error, "write-back cannot connect; it tries again"),
             }
             if self.is_done() {
-                return;
+                break;
             }
             self.metrics.reconnects.of(peer::POSTGRES).inc();
             sleep(pause.next()).await;
         }
+        // Whoever holds a lock still: nobody waits for it now.
+        self.is_free();
     }
 
     /// Whether no report is left and none will come.
@@ -121,9 +124,9 @@ impl WritebackStage {
 
     async fn serve(&mut self, connection: &SqlConnection, pause: &mut Pause) -> Result<(), Interrupted> {
         let slot = self.slot.clone();
-        let mut since = Instant::now();
-        let Some(writeback) = self.prepare(&connection.client, &slot, since).await? else { return Ok(()) };
+        let Some(writeback) = self.prepare(&connection.client, &slot).await? else { return Ok(()) };
         pause.reset();
+        let mut since = Instant::now();
         loop {
             if self.must_note() {
                 match answer(self.note_ahead(&writeback)).await {
@@ -138,7 +141,8 @@ impl WritebackStage {
                 self.backlog.say_what_is_left();
                 let place = self.place();
                 // Without this note the next session only looks up more rows than it has to.
-                return timeout(PATIENCE, self.note(&writeback, place)).await.map_or(Ok(()), |noted| Ok(noted?));
+                let _ = timeout(PATIENCE, self.note(&writeback, place)).await;
+                return Ok(());
             }
             if !self.reports.is_closed() {
                 since = Instant::now();
@@ -162,22 +166,21 @@ impl WritebackStage {
         }
     }
 
-    /// Prepares the statements, for which the tables are read. `None`: someone held their lock for too long after the last
-    /// report, `since` which the session ends.
-    async fn prepare<'a>(
-        &mut self,
-        client: &'a tokio_postgres::Client,
-        slot: &'a str,
-        since: Instant,
-    ) -> Result<Option<Writeback<'a>>, Interrupted> {
+    /// Prepares the statements, which waits for locks of whole tables. `None`: the session has ended meanwhile.
+    async fn prepare<'c>(&mut self, client: &'c Client, slot: &'c str) -> Result<Option<Writeback<'c>>, Interrupted> {
+        let mut since = Instant::now();
         loop {
-            let tables = self.tables.clone();
-            match answer(Writeback::prepare(client, &tables, slot, self.on_success)).await {
-                Ok(writeback) => return Ok(Some(writeback)),
+            match answer(Writeback::prepare(client, &self.tables, slot, self.on_success)).await {
+                Ok(writeback) => {
+                    self.is_free();
+                    return Ok(Some(writeback));
+                }
                 Err(Interrupted::Sql(error)) if is_locked(&error) => self.is_locked(client).await,
                 Err(error) => return Err(error),
             }
-            if self.reports.is_closed() && since.elapsed() > PATIENCE {
+            if !self.reports.is_closed() {
+                since = Instant::now();
+            } else if since.elapsed() > PATIENCE {
                 self.backlog.say_what_is_left();
                 return Ok(None);
             }
@@ -186,7 +189,7 @@ impl WritebackStage {
 
     /// Someone holds the lock of a whole table, or of the relay's row of state, so that nothing can be written. It is
     /// tried again at once, since each try waits for the lock, though not for long.
-    async fn is_locked(&mut self, client: &tokio_postgres::Client) {
+    async fn is_locked(&mut self, client: &Client) {
         if self.locked.get_or_insert_with(Instant::now).elapsed() < LOCKED {
             return;
         }

@@ -1,6 +1,7 @@
 //! How fast a backlog in the log is relayed, against `pg_recvlogical` that reads the same backlog just before.
 
-use std::time::Instant;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
 
 use crate::Plan;
 use crate::backlog::{Backlog, read_by_reference, reference_slot};
@@ -85,11 +86,17 @@ pub async fn through_the_relay(drain: &Drain, case: &Case<'_>, report: &mut Repo
     let (name, rows) = (drain.name, drain.backlog.rows as f64);
     let status = if drain.on_success == "delete" { "deleted" } else { "completed" };
     let wal = case.wal().await;
+    let before = Servers::now(case);
     let began = Instant::now();
     let mut relay = case.settings.start();
     settled(&relay, status, drain.backlog.rows).await;
-    let speed = rows / began.elapsed().as_secs_f64();
+    let took = began.elapsed();
+    let after = Servers::now(case);
+    let speed = rows / took.as_secs_f64();
     report.add(name, "events/s", speed);
+    for (what, share) in after.since(&before) {
+        report.add(name, what, share.as_secs_f64() * 1e6 / rows);
+    }
     report.add(name, "relay CPU, us/event", process::cpu(relay.pid()).as_secs_f64() * 1e6 / rows);
     report.add(name, "peak resident, MiB", process::peak_mib(relay.pid()));
     report.add(name, "WAL of write-back, B/event", (case.wal().await - wal) / rows);
@@ -99,4 +106,31 @@ pub async fn through_the_relay(drain: &Drain, case: &Case<'_>, report: &mut Repo
         report.add(name, "HOT updates, %", case.number(share).await);
     }
     speed
+}
+
+/// What the servers have used of the processors so far, and what nobody used.
+struct Servers {
+    nats: Duration,
+    postgres: HashMap<u32, Duration>,
+    idle: Duration,
+}
+
+impl Servers {
+    fn now(case: &Case<'_>) -> Self {
+        Self {
+            nats: process::cpu(case.site.nats.pid()),
+            postgres: process::cpu_of_children(case.site.postgres.pid()),
+            idle: process::idle(),
+        }
+    }
+
+    fn since(&self, before: &Self) -> [(&'static str, Duration); 3] {
+        let ran =
+            |(pid, now): (&u32, &Duration)| now.saturating_sub(before.postgres.get(pid).copied().unwrap_or_default());
+        [
+            ("nats-server CPU, us/event", self.nats.saturating_sub(before.nats)),
+            ("PostgreSQL CPU, us/event", self.postgres.iter().map(ran).sum()),
+            ("idle processors, us/event", self.idle.saturating_sub(before.idle)),
+        ]
+    }
 }

@@ -113,13 +113,14 @@ impl Case<'_> {
     }
 }
 
-/// Waits until so many rows have their outcome, as the relay counts them.
+/// Waits until so many rows have their outcome, as the relay counts them. Asked rarely: each answer takes some 100 µs of
+/// the processors that are measured.
 pub async fn settled(relay: &Relay, status: &str, rows: u64) {
     let series = format!("outbox_relay_writeback_rows_total{{status=\"{status}\"}}");
     let what = format!("{rows} rows are {status}");
     let done = async {
         while relay.metric(&series).await.is_none_or(|count| count < rows as f64) {
-            tokio::time::sleep(Duration::from_millis(10)).await;
+            tokio::time::sleep(Duration::from_millis(25)).await;
         }
     };
     assert!(tokio::time::timeout(PATIENCE, done).await.is_ok(), "waited in vain: {what}");

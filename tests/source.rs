@@ -66,6 +66,31 @@ async fn a_table_that_is_made_anew_under_a_running_relay_is_published_again() {
     }
 }
 
+/// Case 17, while a row of the old table has no outcome: a row of the new one that has its id is not taken for it, which
+/// would let it overtake those before it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_of_the_new_table_are_not_taken_for_missed_ones_of_the_old() {
+    for version in PgVersion::ENDS {
+        let scene = Scene::on(version, NatsVersion::V2_15).await;
+        assert!(scene.relay().await.terminate(READY).await.success());
+        insert(&scene, "old").await;
+        let outbox = scene.outbox().await;
+        let mut holder = outbox.client().await;
+        let lock = holder.transaction().await.unwrap();
+        lock.execute("SELECT 1 FROM outbox_events WHERE event_id IN ('old-3', 'old-4') FOR UPDATE", &[]).await.unwrap();
+        let mut relay = without_sweep(&scene).start();
+        scene.wait_completed(2).await;
+        scene.wait_stored(4).await;
+        // The first look at waiting rows, which sees those two.
+        relay.wait_ready().await;
+        lock.batch_execute("DROP TABLE outbox_events CASCADE").await.unwrap();
+        lock.commit().await.unwrap();
+        scene.settings.migrate().await;
+        insert(&scene, "new").await;
+        expect(&scene, &mut relay, &["old", "new"]).await;
+    }
+}
+
 /// Case 17, where the relay may not mend it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_table_that_is_made_anew_is_told_where_the_relay_must_not_add_it() {

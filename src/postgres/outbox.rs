@@ -17,7 +17,7 @@ mod writeback_sql;
 pub use compensations::{Attempted, Claim, Compensation, Texts};
 pub use completed::{Completed, CompletedRow, CompletedRows};
 pub use drain::WaitingRows;
-pub use due::{Due, DueRow, HeldRows, blocked, held_aggregates, snapshot};
+pub use due::{Due, DueRow, HeldRows, Seen, blocked, held_aggregates, snapshot};
 pub use locks::{holders as lock_holders, is_locked};
 pub use overview::{Overview, Tally, overview};
 pub use retention::Retention;

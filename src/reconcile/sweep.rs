@@ -10,7 +10,7 @@ use tracing::warn;
 
 use super::{Ask, Interrupted, PASS_ROWS, Reconciler};
 use crate::flow::lsn::Lsn;
-use crate::postgres::outbox::{self, Due};
+use crate::postgres::outbox::{self, Due, Seen};
 use crate::postgres::slot;
 use crate::telemetry::metrics::waiting;
 
@@ -26,7 +26,7 @@ pub(super) struct Sweep {
     /// Which tables the rows stood in then. A partition that is attached brings rows of any age.
     partitions: Option<String>,
     /// Pending rows that were seen, and the position of the log by which each must have an outcome.
-    seen: Option<(Vec<i64>, Lsn)>,
+    seen: Option<(Vec<Seen>, Lsn)>,
     /// When waiting rows are counted next: also while the sweep waits for the log.
     count: Instant,
 }
@@ -65,16 +65,16 @@ impl Reconciler {
                 self.ask(Ask::Held(outbox::held_aggregates(due.client, due.tables).await?)).await?;
             }
         }
-        let passed = |(_, position): &(Vec<i64>, Lsn)| *safe.borrow() >= *position;
+        let passed = |(_, position): &(Vec<Seen>, Lsn)| *safe.borrow() >= *position;
         let Some((pending, _)) = sweep.seen.take_if(|seen| passed(seen)) else { return Ok(()) };
-        for ids in pending.chunks(PASS_ROWS) {
-            let missed = due.still_pending(ids).await?;
+        for seen in pending.chunks(PASS_ROWS) {
+            let missed = due.still_pending(seen).await?;
             if !missed.is_empty() {
                 warn!(rows = missed.len(), "pending rows were not in the log; they are sent from the table");
                 let count = missed.len();
                 if self.send(missed).await? < count {
                     // What was not taken, or has no outcome yet, is looked at again.
-                    sweep.low = ids.first().map_or(0, |first| first.saturating_sub(1)).min(sweep.low);
+                    sweep.low = seen.first().map_or(0, |first| first.id.saturating_sub(1)).min(sweep.low);
                 }
             }
         }
@@ -94,10 +94,10 @@ impl Reconciler {
 
     /// The next sweep starts behind rows that have an outcome. Ids that are given out but not committed yet may lie
     /// lower: those rows come through the log, and the first sweep of the next session looks at all again.
-    async fn next_low(&self, due: Due<'_>, pending: &[i64]) -> Result<i64, Interrupted> {
+    async fn next_low(&self, due: Due<'_>, pending: &[Seen]) -> Result<i64, Interrupted> {
         match (pending.first(), pending.last()) {
-            (Some(_), Some(&last)) if pending.len() >= SWEEP_ROWS => Ok(last),
-            (Some(&first), _) => Ok(first.saturating_sub(1)),
+            (Some(_), Some(&last)) if pending.len() >= SWEEP_ROWS => Ok(last.id),
+            (Some(&first), _) => Ok(first.id.saturating_sub(1)),
             // A table that was emptied may count its rows from one again.
             _ => Ok(due.highest_id().await?.unwrap_or(0)),
         }

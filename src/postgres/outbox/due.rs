@@ -17,6 +17,17 @@ const PASS_BYTES: i64 = 8 * 1024 * 1024;
 const MISSED: &str =
     "next_retry_at IS NULL AND (status IN ('pending', 'failed') OR (status = 'processing' AND locked_at IS NULL))";
 
+/// Tells a row from one that has its id in a table that was emptied or made anew since. Not the event's id itself, which
+/// may be no UTF-8.
+const MARK: &str = "hashtextextended(event_id::text, 0)";
+
+/// A row that the sweep saw.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen {
+    pub id: i64,
+    mark: i64,
+}
+
 /// A row to send.
 #[derive(Debug)]
 pub struct DueRow {
@@ -127,20 +138,23 @@ impl Due<'_> {
         rows.iter().map(|row| Ok(usize::try_from(row.try_get::<_, i64>(0)?).unwrap_or(usize::MAX))).collect()
     }
 
-    /// The ids of pending or failed, undated rows above `low`, in their order, at most `limit`. A row that an older schema left in
-    /// `processing` without a lease counts as one whose lease ended.
-    pub async fn pending_after(&self, low: i64, limit: usize) -> Result<Vec<i64>, Error> {
-        let statement =
-            format!("SELECT id FROM {} e WHERE id > $1 AND {MISSED} ORDER BY id LIMIT {limit}", self.tables.share);
+    /// Pending or failed, undated rows above `low`, in the order of their ids, at most `limit`. A row that an older schema
+    /// left in `processing` without a lease counts as one whose lease ended.
+    pub async fn pending_after(&self, low: i64, limit: usize) -> Result<Vec<Seen>, Error> {
+        let statement = format!(
+            "SELECT id, {MARK} FROM {} e WHERE id > $1 AND {MISSED} ORDER BY id LIMIT {limit}",
+            self.tables.share
+        );
         let rows = self.client.query_typed(&statement, &[(&low, Type::INT8)]).await?;
-        rows.iter().map(|row| row.try_get(0)).collect()
+        rows.iter().map(|row| Ok(Seen { id: row.try_get(0)?, mark: row.try_get(1)? })).collect()
     }
 
     /// Those of the rows that are still pending and undated, in the order of their ids. One that is not new cannot be held
     /// in the table, and may be what its aggregate waits for: it passes a block.
-    pub async fn still_pending(&self, ids: &[i64]) -> Result<Vec<DueRow>, Error> {
-        let condition = format!("id = ANY($2) AND {MISSED}");
-        self.select(&condition, "e.id", i64::MAX, &[(&ids, Type::INT8_ARRAY)]).await
+    pub async fn still_pending(&self, seen: &[Seen]) -> Result<Vec<DueRow>, Error> {
+        let (ids, marks): (Vec<i64>, Vec<i64>) = seen.iter().map(|seen| (seen.id, seen.mark)).unzip();
+        let condition = format!("id = ANY($2) AND {MARK} = ANY($3) AND {MISSED}");
+        self.select(&condition, "e.id", i64::MAX, &[(&ids, Type::INT8_ARRAY), (&marks, Type::INT8_ARRAY)]).await
     }
 
     /// The highest id in the table.

@@ -281,7 +281,8 @@ async fn serve(
         let Some(nats) = &mut nats else { break };
         let ran = std::mem::take(&mut relay.ran);
         let began = Instant::now();
-        let ended = session::run(&mut relay, nats).await;
+        // On the heap, as is each part of it that is large: threads of embedding programs may have little stack.
+        let ended = Box::pin(session::run(&mut relay, nats)).await;
         // Old values would look like good news.
         relay.metrics.leader.set(0);
         relay.metrics.forget_slot();

@@ -26,8 +26,8 @@ use crate::telemetry::health::{Condition, State};
 /// Runs one session. `Ok`: the relay was asked to stop.
 pub async fn run(relay: &mut Relay, nats: &mut deliver::Nats) -> Result<(), Setback> {
     let pulse = relay.pulse.clone();
-    let ground = beating(&pulse, answered("it was checked", prepare::check(relay))).await?;
-    let result = match beating(&pulse, take::take_slot(relay, &ground)).await {
+    let ground = beating(&pulse, answered("it was checked", Box::pin(prepare::check(relay)))).await?;
+    let result = match beating(&pulse, Box::pin(take::take_slot(relay, &ground))).await {
         Ok(Some(claim)) => {
             relay.ran = true;
             relay.metrics.leader.set(1);
@@ -48,9 +48,9 @@ pub async fn run(relay: &mut Relay, nats: &mut deliver::Nats) -> Result<(), Setb
 async fn hold(relay: &Relay, nats: &mut deliver::Nats, ground: &Ground, claim: Claim) -> Result<(), Setback> {
     let taken = match claim {
         Claim::Taken(taken) => *taken,
-        Claim::Making(making) => rounds::run(relay, nats, ground, making).await?,
+        Claim::Making(making) => Box::pin(rounds::run(relay, nats, ground, making)).await?,
     };
-    let ended = stream(relay, nats, ground, taken).await;
+    let ended = Box::pin(stream(relay, nats, ground, taken)).await;
     if matches!(ended, Err(Setback::SourceChanged)) {
         // Rows may have been written that the log does not show. Not before all that belongs to this session has ended: the
         // end of its own drain says the opposite.
@@ -79,7 +79,7 @@ async fn stream(relay: &Relay, nats: &mut deliver::Nats, ground: &Ground, taken:
     let drained = clear_needs_drain(relay, ground, seam, progress.safe.subscribe(), streaming.stop.clone());
     let beside = async { tokio::join!(watcher.run(), drained).0 };
     let leg = Leg { streaming, progress, drain, fence, timeout: held.timeout, state, confirmed, horizon: None };
-    flow(relay, nats, ground, leg, beside).await?;
+    Box::pin(flow(relay, nats, ground, leg, beside)).await?;
     Err(Setback::Transient("a stage of the session ended".to_owned()))
 }
 
@@ -141,7 +141,7 @@ pub async fn flow<T>(
         proof_after,
     };
     relay.health.set(State::Running);
-    let deliver = Deliver::new(delivery, known, nats, shared, wiring).run();
+    let deliver = Box::pin(Deliver::new(delivery, known, nats, shared, wiring).run());
     let (next_token, beside) = tokio::join!(deliver, beside);
     relay.metrics.forget_delivery();
     let ended = stages.finish(relay, ground).await;

@@ -6,7 +6,7 @@ use async_nats::jetstream::stream::Config;
 use rustix::process::Signal;
 
 use crate::harness::postgres::connect;
-use crate::harness::relay::Relay;
+use crate::harness::relay::{READY, Relay};
 use crate::harness::scene::{DELIVERED, Scene, publishes};
 use crate::harness::wait::{always, eventually};
 
@@ -97,7 +97,10 @@ async fn the_session_survives_a_lock_of_the_row_of_state() {
     const NEEDS_DRAIN: &str = "SELECT count(*) FROM outbox_relay_state WHERE needs_drain";
     let scene = Scene::new().await;
     scene.sql(&format!("ALTER ROLE postgres IN DATABASE {} SET wal_sender_timeout = '4s'", scene.database.name)).await;
+    // A slot that is there already: a new one would wait for the holder.
+    assert!(scene.relay().await.terminate(READY).await.success());
     scene.sql(&insert(3, 3)).await;
+    scene.sql("UPDATE outbox_relay_state SET needs_drain = true").await;
     // Whoever waits for the row's lock meanwhile has it next.
     scene
         .sql(

@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use tracing::warn;
+use tracing::{debug, warn};
 
 use super::prepare::Ground;
 use super::take::Held;
 use super::{Setback, gauges};
 use crate::config::Source;
-use crate::postgres::slot::copies::copies;
+use crate::postgres::slot::copies::{Copies, copies};
 use crate::postgres::slot::{self, SlotInfo};
 use crate::postgres::{describe, publication};
 use crate::telemetry::health::{Condition, Health};
@@ -85,7 +85,11 @@ impl Watcher<'_> {
         }
         if source_seen.is_none_or(|seen| asked.duration_since(seen) >= SOURCE_EVERY) {
             *source_seen = Some(asked);
-            let copies = copies(client, &self.source.slot).await.map_err(failed)?;
+            // Nothing depends on it: whether the server answers at all is asked above and below.
+            let copies = copies(client, &self.source.slot).await.unwrap_or_else(|error| {
+                debug!(error = describe(&error), "copies of the slot cannot be counted");
+                Copies::default()
+            });
             gauges::show_standbys(self.metrics, copies, self.source.failover);
             let mark = publication::mark(client, &self.source.publication, &self.source.table).await.map_err(failed)?;
             if mark != self.ground.mark {

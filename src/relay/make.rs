@@ -106,7 +106,11 @@ pub async fn begin(relay: &Relay, ground: &Ground, idle: Idle, state: StateRow) 
     let source = &relay.settings.source;
     let client = &ground.control.client;
     if !source.create {
-        let (slot, lost) = (&source.slot, slot::slot_info(client, &source.slot).await?.is_some());
+        let (slot, found) = (&source.slot, slot::slot_info(client, &source.slot).await?);
+        let lost = found.is_some();
+        if found.is_some_and(|info| !info.is_lost()) {
+            return Err(Setback::Transient(format!("replication slot {slot:?} was made a moment ago")));
+        }
         return Err(Setback::Fatal(format!(
             "replication slot {slot:?} is {}, and source.create = false keeps the relay from making it; {}",
             if lost { "lost" } else { "missing" },

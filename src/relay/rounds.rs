@@ -2,8 +2,8 @@
 //!
 //! A round begins when nothing of the one before is to be sent any more, and reads from the lowest id on, so that it misses
 //! no row that an old transaction has committed meanwhile. Rows whose outcome is known and not written yet, since someone
-//! holds their lock, are passed over. When the slot is made, the rows under way come to their end first. Then the drain of the slot's snapshot looks each row up, and finds those of
-//! the rounds done.
+//! holds their lock, are passed over. When the slot is made, the rows under way come to their end first. Then the drain of
+//! the slot's snapshot looks each row up, and finds those of the rounds done.
 
 use std::time::{Duration, Instant};
 

@@ -186,15 +186,16 @@ async fn clear_needs_drain(
     }
 }
 
-/// Never given up half way: a statement that is left alone may still come through, and then say of the next session what
-/// is true of this one only.
+/// Not given up while the server may still carry it out: it would say of the next session what is true of this one only.
 async fn note_drained(relay: &Relay, ground: &Ground) -> Result<(), Setback> {
     let note = async {
         let connection = connect::sql(&relay.postgres, &note_session()).await?;
         let (client, tables, slot) = (&connection.client, &ground.tables, &*relay.settings.source.slot);
         Ok(RelayState { client, tables, slot }.set_needs_drain(false).await?)
     };
-    answered("the end of the drain was noted", note).await
+    // Longer than the statement's own limit, and shorter than a session may take to end.
+    let noted = tokio::time::timeout(Duration::from_secs(15), note).await;
+    noted.unwrap_or_else(|_| Err(Setback::Transient("PostgreSQL does not answer".to_owned())))
 }
 
 /// The session that notes the end of a drain.

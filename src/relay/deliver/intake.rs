@@ -116,7 +116,11 @@ impl Deliver<'_> {
         self.counters.decoded.inc();
         match &decoded {
             Decoded::Waits(event) => self.delivery.admit_waiting(event),
-            Decoded::Live(event) if self.is_shown_again(event) => return,
+            Decoded::Live(event) | Decoded::Unfit(event, _) | Decoded::Nameless(event, _)
+                if self.is_shown_again(event) =>
+            {
+                return;
+            }
             _ => {}
         }
         let report = match self.address(decoded) {

@@ -13,7 +13,7 @@ use crate::flow::event::{Event, Report};
 /// Events of the table whose outcome is known, and on its way to their rows.
 #[derive(Debug, Default)]
 pub(super) struct Seam {
-    /// Of what is read now, by their tokens.
+    /// Of what is read now, and of what the reconciler found, by their tokens.
     unrecorded: HashMap<u64, (i64, ByteString)>,
     /// Those that had no outcome in the table when the next source, or round, could begin: it may show them as waiting, also
     /// when their outcome is written by the time they are taken in. By both ids, since a truncated table may count its rows

@@ -9,7 +9,7 @@ mod tests;
 
 pub use refused::{Refusal, Refused};
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use bytestring::ByteString;
@@ -87,7 +87,8 @@ struct Entry {
 enum Stage {
     /// Waits for its turn or for its acknowledgement; `sent_at` is when it was sent last, unless it is to be sent again,
     /// and `first_sent` since when a copy of it may be stored. `doubted`: it was refused, but perhaps such a copy is.
-    Open { parcel: Box<Parcel>, sent_at: Option<Instant>, first_sent: Option<Instant>, doubted: bool },
+    /// `asked`: none was under way when the stream was asked for copies.
+    Open { parcel: Box<Parcel>, sent_at: Option<Instant>, first_sent: Option<Instant>, doubted: bool, asked: bool },
     /// The outcome is known and on its way to the table; with its aggregate where it is held, or blocks it.
     Decided { blocks: Option<AggregateKey> },
 }
@@ -95,7 +96,7 @@ enum Stage {
 impl Stage {
     /// Not sent yet.
     fn unsent(parcel: Parcel) -> Self {
-        Self::Open { parcel: Box::new(parcel), sent_at: None, first_sent: None, doubted: false }
+        Self::Open { parcel: Box::new(parcel), sent_at: None, first_sent: None, doubted: false, asked: false }
     }
 }
 
@@ -244,17 +245,31 @@ impl Delivery {
         }
     }
 
+    /// The events of which copies may be stored, by their ids, and the sequence above which those stand: what the stream
+    /// is asked for, until [`Delivery::prove`].
+    pub fn copies(&mut self) -> (HashSet<ByteString>, u64) {
+        let (mut ids, mut above) = (HashSet::new(), self.newest);
+        for entry in self.entries.values_mut() {
+            if let Stage::Open { parcel, sent_at, first_sent: Some(_), asked, .. } = &mut entry.stage {
+                ids.insert(parcel.event.event_id.clone());
+                above = above.min(entry.floor.unwrap_or(above));
+                *asked = sent_at.is_none();
+            }
+        }
+        (ids, above)
+    }
+
     /// The stream was asked: events that it holds are accepted, and of the others it is known that no copy of them was
-    /// stored before, but for one that is under way now. Returns the reports of those accepted.
+    /// stored before, but for those of which one was under way. Returns the reports of those accepted.
     pub fn prove(&mut self, stored: impl Fn(&str) -> Option<u64>) -> Vec<Report> {
         let mut found = Vec::new();
         for (&token, entry) in &mut self.entries {
-            if let Stage::Open { parcel, sent_at, first_sent, doubted } = &mut entry.stage
+            if let Stage::Open { parcel, sent_at, first_sent, doubted, asked } = &mut entry.stage
                 && first_sent.is_some()
             {
                 if let Some(sequence) = stored(&parcel.event.event_id) {
                     found.push((token, sequence));
-                } else {
+                } else if std::mem::take(asked) {
                     (*first_sent, *doubted) = (*sent_at, false);
                 }
             }
@@ -298,6 +313,8 @@ impl Delivery {
     /// The event's outcome is committed in the table: it is no longer under way.
     pub fn settle(&mut self, token: u64) {
         let Some(entry) = self.entries.remove(&token) else { return };
+        // What is held keeps its payload until the table shows it.
+        self.bytes -= entry.bytes;
         if entry.ledgered {
             self.ledger.settle(token);
         }
@@ -352,7 +369,7 @@ impl Delivery {
     }
 
     /// The sequence above which the copies stand, if they are stored, of all events that were sent and have no outcome.
-    pub fn sent_above(&self) -> u64 {
+    fn sent_above(&self) -> u64 {
         self.floors.lowest().unwrap_or(self.newest)
     }
 

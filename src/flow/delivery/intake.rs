@@ -31,7 +31,7 @@ impl Delivery {
         };
         if turn == Turn::Hold {
             let blocks = Some(AggregateKey::of(&parcel.event));
-            let token = self.enter(0, pass, ledgered, Stage::Decided { blocks });
+            let token = self.enter(size_of(&parcel), pass, ledgered, Stage::Decided { blocks });
             return Some(Report::held(token, parcel.event));
         }
         let bytes = size_of(&parcel);

@@ -77,7 +77,6 @@ impl Delivery {
         let Stage::Open { parcel, .. } = std::mem::replace(&mut entry.stage, Stage::Decided { blocks: None }) else {
             return None;
         };
-        self.bytes -= std::mem::take(&mut entry.bytes);
         let aggregate = AggregateKey::of(&parcel.event);
         if entry.pass == Pass::Again {
             self.gate.still_held(&aggregate);

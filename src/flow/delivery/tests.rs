@@ -78,6 +78,20 @@ fn a_failure_that_is_seen_twice_counts_once() {
 }
 
 #[test]
+fn what_is_held_takes_the_room_of_its_payload_until_the_table_shows_it() {
+    let mut delivery = Delivery::new(Limits { bytes: 1000, ..LIMITS }, Start::default());
+    for id in 1..=2 {
+        assert!(delivery.admit(parcel(id, "a", "s")).is_none());
+    }
+    send(&mut delivery);
+    assert_eq!(refuse(&mut delivery, 0), (true, Some(Duration::from_secs(1))), "the second one is held behind it");
+    assert!(delivery.admit(parcel(3, "a", "s")).is_some(), "and so is a new one");
+    assert!(!delivery.has_room());
+    (0..3).for_each(|token| delivery.settle(token));
+    assert_eq!((delivery.has_room(), delivery.bytes), (true, 0));
+}
+
+#[test]
 fn when_nothing_is_accepted_no_more_is_counted_and_no_event_reaches_its_end() {
     let mut delivery = Delivery::new(LIMITS, Start::default());
     for id in 0..200 {
@@ -137,7 +151,7 @@ fn an_event_refused_with_a_second_copy_is_asked_for_in_the_stream_and_its_aggreg
         assert!(delivery.send_again(0), "nobody answered");
         assert_eq!(send(&mut delivery), [0]);
         assert_eq!(refuse_and_look(&mut delivery, 0), Some(true));
-        assert_eq!(delivery.sent_above(), 40, "where its copy may stand");
+        assert_eq!(delivery.copies(), (["1".into()].into(), 40), "where its copy may stand");
         let found = delivery.prove(|event_id| (stored && event_id == "1").then_some(42));
         if stored {
             assert!(matches!(found[..], [Report { token: 0, outcome: Outcome::Completed, .. }]));
@@ -166,9 +180,10 @@ fn a_copy_under_way_while_the_stream_is_asked_may_be_stored_afterwards() {
     let mut delivery = Delivery::new(LIMITS, Start::default());
     assert!(delivery.admit(parcel(1, "a", "s")).is_none());
     send(&mut delivery);
-    assert!(delivery.prove(|_| None).is_empty());
+    assert_eq!(delivery.copies().0, ["1".into()].into());
     later();
-    assert!(delivery.send_again(0));
+    assert!(delivery.send_again(0), "while it is asked");
+    assert!(delivery.prove(|_| None).is_empty());
     send(&mut delivery);
     assert_eq!(refuse_and_look(&mut delivery, 0), Some(true));
 }

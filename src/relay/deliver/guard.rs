@@ -1,7 +1,8 @@
 //! The resume guard: beyond the duplicate window only the stream itself can tell whether it has an event.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
+use bytestring::ByteString;
 use tracing::{info, warn};
 
 use super::Deliver;
@@ -34,6 +35,16 @@ impl Known {
         Ok(Self(known))
     }
 
+    /// Of these events, those that are stored after `sequence`, however many others are.
+    pub async fn of(events: HashSet<ByteString>, stream: &Stream, sequence: u64) -> Result<Self, Failure> {
+        let (mut known, mut walk) = (HashMap::new(), stream.walk(Start::After(sequence)));
+        while let Some(stored) = walk.next().await? {
+            let named = stored.into_iter().filter_map(|stored| Some((stored.id?.into_boxed_str(), stored.sequence)));
+            known.extend(named.filter(|(id, _)| events.contains(&**id)));
+        }
+        Ok(Self(known))
+    }
+
     /// Where the event stands in the stream.
     pub fn get(&self, event_id: &str) -> Option<&u64> {
         self.0.get(event_id)
@@ -47,8 +58,8 @@ impl Known {
 impl Deliver<'_> {
     /// Asks the stream for copies of events that were sent. Nothing is sent until it has told.
     pub(super) fn ask_for_copies(&mut self) {
-        let (stream, after) = (self.nats.stream.clone(), self.delivery.sent_above());
-        self.proof = Some(Box::pin(async move { Known::read(&stream, after).await }));
+        let (stream, (events, after)) = (self.nats.stream.clone(), self.delivery.copies());
+        self.proof = Some(Box::pin(async move { Known::of(events, &stream, after).await }));
     }
 
     /// The stream has told what it holds: those events are acknowledged, the others are sent again.
@@ -57,7 +68,7 @@ impl Deliver<'_> {
         match known {
             Ok(known) => {
                 let stored = self.delivery.prove(|event_id| known.get(event_id).copied());
-                info!(stored = stored.len(), read = known.len(), "the stream was asked for events of unknown outcome");
+                info!(stored = stored.len(), "the stream was asked for events of unknown outcome");
                 for report in stored {
                     self.report(report);
                 }

@@ -39,8 +39,16 @@ async fn slot_that_no_standby_copies_and_one_that_waits_for_a_standby_are_told()
     let mut relay = settings.start();
     relay.wait_ready().await;
     server.reload("synchronized_standby_slots", "unused").await;
+    // The server warns on the stream of changes that it waits, which is no reason to give the slot up.
+    client.batch_execute("INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload) VALUES ('a', '1', 'e', '{}')").await.unwrap();
     expect(&relay, None, Some(1.0)).await;
     server.reload("synchronized_standby_slots", "").await;
+    let completed = "SELECT count(*) FROM outbox_events WHERE status = 'completed'";
+    eventually(DEADLINE, "the event is delivered", async || {
+        client.query_one(completed, &[]).await.unwrap().get::<_, i64>(0) == 1
+    })
+    .await;
+    assert_eq!(relay.log().matches("the slot was made").count(), 1, "{}", relay.log());
 
     let standby = server.standby().await;
     client.batch_execute("SELECT pg_create_physical_replication_slot('standby', true)").await.unwrap();

@@ -29,8 +29,10 @@ const REPORT_EVERY: Duration = Duration::from_millis(100);
 /// How often the server hears from us and is asked to answer, at least.
 const PING_EVERY: Duration = Duration::from_secs(1);
 
-/// `OBJECT_NOT_IN_PREREQUISITE_STATE`: the code of the warning that rows are passed over for want of a publication.
-const PUBLICATION_SKIPPED: &str = "55000";
+/// The server's function that warns when rows are passed over for want of a publication (`pgoutput.c`). The warning's code,
+/// `OBJECT_NOT_IN_PREREQUISITE_STATE`, is also that of others, as of a standby that the slot waits for, and its words are
+/// translated.
+const LOADS_PUBLICATIONS: &str = "LoadPublications";
 
 /// Why the replication connection ended.
 #[derive(Debug, thiserror::Error)]
@@ -43,6 +45,8 @@ pub enum WalError {
     Silent(Duration),
     #[error("PostgreSQL refused on the replication connection: {message} (SQLSTATE {code}){hint}")]
     Server { code: String, message: String, hint: String },
+    #[error("PostgreSQL passes rows over: {0}")]
+    PublicationSkipped(String),
     #[error("unexpected message {tag:?} on the replication connection: {what}")]
     Protocol { tag: char, what: &'static str },
     #[error("cannot read the stream of changes: {0}")]
@@ -61,13 +65,13 @@ impl WalError {
     /// Whether the slot shows write-ahead log from before the publication, which cannot be read through it: a new slot
     /// is needed. Up to 17 the server fails (42704); from 18 on it passes over the rows, and only warns.
     pub fn needs_new_slot(&self) -> bool {
-        matches!(self.sqlstate(), Some("42704" | PUBLICATION_SKIPPED))
+        matches!(self, Self::PublicationSkipped(_)) || self.sqlstate() == Some("42704")
     }
 
     /// Whether a new connection may work.
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::Io(_) | Self::Closed | Self::Silent(_) | Self::Protocol { .. } => true,
+            Self::Io(_) | Self::Closed | Self::Silent(_) | Self::PublicationSkipped(_) | Self::Protocol { .. } => true,
             // 42: what is named does not exist, or may not be used. Of the others the server will tell again.
             Self::Server { code, .. } => !code.starts_with("42"),
             Self::Changes(_) => false,
@@ -276,11 +280,11 @@ impl Intake {
             b'd' => self.copy_data(frame),
             b'E' => Err(server_error(&frame.body)),
             b'c' | b'C' | b'Z' => Err(WalError::Closed),
-            b'N' => match server_error(&frame.body) {
-                notice if notice.sqlstate() == Some(PUBLICATION_SKIPPED) => Err(notice),
-                _ => Ok(()),
-            },
-            b'S' => Ok(()),
+            b'N' if field(&frame.body, b'R') == Some(LOADS_PUBLICATIONS.as_bytes()) => {
+                let message = field(&frame.body, b'M').unwrap_or_default();
+                Err(WalError::PublicationSkipped(String::from_utf8_lossy(message).into_owned()))
+            }
+            b'N' | b'S' => Ok(()),
             tag => Err(unexpected(tag, "in the stream of changes")),
         }
     }
@@ -339,6 +343,13 @@ fn status_update(buffer: &mut BytesMut, safe: Lsn, ask_for_answer: bool) {
 
 fn unexpected(tag: u8, what: &'static str) -> WalError {
     WalError::Protocol { tag: char::from(tag), what }
+}
+
+/// One field of an `ErrorResponse` or a `NoticeResponse`.
+fn field(body: &[u8], kind: u8) -> Option<&[u8]> {
+    body.split(|&byte| byte == 0)
+        .find_map(|field| field.split_first().filter(|(first, _)| **first == kind))
+        .map(|(_, text)| text)
 }
 
 /// Reads an `ErrorResponse`: fields of a type byte and a text.

@@ -280,9 +280,8 @@ impl Intake {
             b'd' => self.copy_data(frame),
             b'E' => Err(server_error(&frame.body)),
             b'c' | b'C' | b'Z' => Err(WalError::Closed),
-            b'N' if field(&frame.body, b'R') == Some(LOADS_PUBLICATIONS.as_bytes()) => {
-                let message = field(&frame.body, b'M').unwrap_or_default();
-                Err(WalError::PublicationSkipped(String::from_utf8_lossy(message).into_owned()))
+            b'N' if field(&frame.body, b'R').as_deref() == Some(LOADS_PUBLICATIONS) => {
+                Err(WalError::PublicationSkipped(field(&frame.body, b'M').unwrap_or_default()))
             }
             b'N' | b'S' => Ok(()),
             tag => Err(unexpected(tag, "in the stream of changes")),
@@ -345,27 +344,16 @@ fn unexpected(tag: u8, what: &'static str) -> WalError {
     WalError::Protocol { tag: char::from(tag), what }
 }
 
-/// One field of an `ErrorResponse` or a `NoticeResponse`.
-fn field(body: &[u8], kind: u8) -> Option<&[u8]> {
-    body.split(|&byte| byte == 0)
-        .find_map(|field| field.split_first().filter(|(first, _)| **first == kind))
-        .map(|(_, text)| text)
+/// One field of an `ErrorResponse` or a `NoticeResponse`, which are fields of a type byte and a text.
+fn field(body: &[u8], kind: u8) -> Option<String> {
+    let mut fields = body.split(|&byte| byte == 0).filter_map(<[u8]>::split_first);
+    fields.find_map(|(first, text)| (*first == kind).then(|| String::from_utf8_lossy(text).into_owned()))
 }
 
-/// Reads an `ErrorResponse`: fields of a type byte and a text.
-fn server_error(body: &Bytes) -> WalError {
-    let (mut code, mut message, mut hint) = (String::new(), String::new(), String::new());
-    for field in body.split(|&byte| byte == 0) {
-        let Some((kind, text)) = field.split_first() else { continue };
-        let text = String::from_utf8_lossy(text);
-        match kind {
-            b'C' => code = text.into_owned(),
-            b'M' => message = text.into_owned(),
-            b'H' => hint = format!("; hint: {text}"),
-            _ => {}
-        }
-    }
-    WalError::Server { code, message, hint }
+fn server_error(body: &[u8]) -> WalError {
+    let field = |kind| field(body, kind);
+    let hint = field(b'H').map(|hint| format!("; hint: {hint}")).unwrap_or_default();
+    WalError::Server { code: field(b'C').unwrap_or_default(), message: field(b'M').unwrap_or_default(), hint }
 }
 
 /// Reads a `DataRow`: a count, then values with their lengths, -1 for NULL.

@@ -60,6 +60,8 @@ pub struct Reconciler {
     pub sweep_interval: Duration,
     /// The position before which every event has its outcome.
     pub safe: watch::Receiver<Lsn>,
+    /// Where the log ended when the session began.
+    pub horizon: Lsn,
     /// Whether events of one aggregate go one after the other.
     pub ordered: bool,
     pub asks: mpsc::Sender<Ask>,

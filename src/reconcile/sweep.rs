@@ -10,7 +10,7 @@ use tracing::warn;
 
 use super::{Ask, Interrupted, PASS_ROWS, Reconciler};
 use crate::flow::lsn::Lsn;
-use crate::postgres::outbox::{self, Due, Seen};
+use crate::postgres::outbox::{self, Due, LOOK_ROWS, Seen};
 use crate::postgres::slot;
 use crate::telemetry::metrics::waiting;
 
@@ -21,8 +21,8 @@ const SWEEP_ROWS: usize = 10_000;
 #[derive(Debug)]
 pub(super) struct Sweep {
     next: Instant,
-    /// Rows up to this id have an outcome, as far as they were there at the last sweep.
-    low: i64,
+    /// Rows up to this id have an outcome, as far as they were there at the last sweep; `None` before the first one.
+    low: Option<i64>,
     /// Which tables the rows stood in then. A partition that is attached brings rows of any age.
     partitions: Option<String>,
     /// Pending rows that were seen, and the position of the log by which each must have an outcome.
@@ -33,7 +33,7 @@ pub(super) struct Sweep {
 
 impl Sweep {
     pub(super) fn new() -> Self {
-        Self { next: Instant::now(), low: 0, partitions: None, seen: None, count: Instant::now() }
+        Self { next: Instant::now(), low: None, partitions: None, seen: None, count: Instant::now() }
     }
 }
 
@@ -46,16 +46,19 @@ impl Reconciler {
         sweep: &mut Sweep,
         safe: &watch::Receiver<Lsn>,
     ) -> Result<(), Interrupted> {
-        if sweep.seen.is_none() && Instant::now() >= sweep.next {
+        // Not before the log has shown what an earlier session left: nothing is known to be missed until then, and a look at
+        // the whole of a large table would cost the server what it needs for the log.
+        let shown = *safe.borrow() >= self.horizon;
+        if shown && sweep.seen.is_none() && Instant::now() >= sweep.next {
             sweep.next = Instant::now() + self.sweep_interval;
             let partitions = due.partitions().await?;
             if sweep.partitions != partitions {
-                (sweep.low, sweep.partitions) = (0, partitions);
+                (sweep.low, sweep.partitions) = (None, partitions);
             }
-            let pending = due.pending_after(sweep.low, SWEEP_ROWS).await?;
+            let pending = due.pending_after(sweep.low.unwrap_or(0), SWEEP_ROWS).await?;
             // First the rows, then the position: what commits in between is not among the rows.
             let position = slot::current_wal(due.client).await?;
-            sweep.low = self.next_low(due, &pending).await?;
+            sweep.low = Some(self.next_low(due, &pending).await?);
             sweep.seen = (!pending.is_empty()).then_some((pending, position));
         }
         if Instant::now() >= sweep.count {
@@ -74,15 +77,20 @@ impl Reconciler {
                 let count = missed.len();
                 if self.send(missed).await? < count {
                     // What was not taken, or has no outcome yet, is looked at again.
-                    sweep.low = seen.first().map_or(0, |first| first.id.saturating_sub(1)).min(sweep.low);
+                    let first = seen.first().map_or(0, |first| first.id.saturating_sub(1));
+                    sweep.low = sweep.low.map(|low| low.min(first));
                 }
             }
         }
         Ok(())
     }
 
-    /// Shows how many rows wait.
-    async fn count(&self, due: Due<'_>, low: i64) -> Result<(), Interrupted> {
+    /// Shows how many rows wait: before the first sweep, among the newest.
+    async fn count(&self, due: Due<'_>, low: Option<i64>) -> Result<(), Interrupted> {
+        let low = match low {
+            Some(low) => low,
+            None => due.highest_id().await?.unwrap_or(0).saturating_sub(LOOK_ROWS),
+        };
         let found = outbox::waiting(due.client, due.tables, low).await?;
         let whole = |rows: i64| u64::try_from(rows).unwrap_or(0);
         self.metrics.set_outbox_rows(waiting::PENDING, whole(found.pending + found.scheduled));

@@ -127,7 +127,7 @@ pub async fn flow<T>(
     };
     let horizon = delivery.horizon();
     progress.stream_seq.store(delivery.stream_seq(), Atomic::Relaxed);
-    let parts = Parts { streaming, drain, limits, progress, fence, fence_limit: timeout * 2 / 3 };
+    let parts = Parts { streaming, drain, limits, progress, fence, fence_limit: timeout * 2 / 3, horizon };
     let (stages, wiring) = Stages::start(relay, nats, ground, parts);
     let shared = deliver::Shared {
         ground,

@@ -124,6 +124,8 @@ pub struct Parts {
     /// When the slot was last seen to be ours, and how long after that events may be handed to NATS.
     pub fence: watch::Receiver<Instant>,
     pub fence_limit: Duration,
+    /// What comes before this may have been sent by an earlier session.
+    pub horizon: Lsn,
 }
 
 /// The running stages.
@@ -140,7 +142,7 @@ pub struct Stages {
 impl Stages {
     /// Starts the stages. Returns them with the ends of their channels that delivery holds.
     pub fn start(relay: &Relay, nats: &deliver::Nats, ground: &Ground, parts: Parts) -> (Self, deliver::Wiring) {
-        let Parts { streaming, drain, limits, progress, fence, fence_limit } = parts;
+        let Parts { streaming, drain, limits, progress, fence, fence_limit, horizon } = parts;
         let Streaming { task: wal, changes: from_wal, stop, wal_stop, guard } = streaming;
         // A report for every event that may be under way.
         let (reports, to_write) = mpsc::channel(limits.events + PASS_ROWS);
@@ -176,7 +178,7 @@ impl Stages {
             wal_stop,
             writeback: tokio::spawn(writeback.run()),
             announcements,
-            reconciler: tokio::spawn(reconciler(relay, ground, limits, asks_tx, passed, stop.clone()).run()),
+            reconciler: tokio::spawn(reconciler(relay, ground, (limits, horizon), asks_tx, passed, stop.clone()).run()),
             beside: beside(relay, nats, ground, wish, &stop),
             _guard: guard,
         };
@@ -258,7 +260,7 @@ fn announce(relay: &Relay, nats: &deliver::Nats) -> (Announcer, Option<JoinHandl
 fn reconciler(
     relay: &Relay,
     ground: &Ground,
-    limits: Limits,
+    (limits, horizon): (Limits, Lsn),
     asks: mpsc::Sender<Ask>,
     safe: watch::Receiver<Lsn>,
     stop: CancellationToken,
@@ -270,6 +272,7 @@ fn reconciler(
         interval: relay.settings.reconcile.interval,
         sweep_interval: relay.settings.reconcile.sweep_interval,
         safe,
+        horizon,
         ordered: limits.ordered,
         asks,
         metrics: relay.metrics.clone(),

@@ -34,13 +34,25 @@ impl Refusals {
         }
     }
 
-    /// An event was refused at `now`. Whether that counts against the event.
-    pub fn refused(&mut self, subject: &str, now: Instant) -> bool {
+    /// Events to `subject` are refused at `now`. Whether they were not before, or were accepted in between.
+    pub fn begins(&mut self, subject: &str, now: Instant) -> bool {
+        let known = self.refused.contains_key(&self.key(subject));
+        self.since(subject, now);
+        !known
+    }
+
+    /// Since when the subject is refused, which it is at `now`.
+    fn since(&mut self, subject: &str, now: Instant) -> Instant {
         let key = self.key(subject);
         if self.refused.len() >= SUBJECTS && !self.refused.contains_key(&key) {
             self.refused.clear();
         }
-        let since = *self.refused.entry(key).or_insert(now);
+        *self.refused.entry(key).or_insert(now)
+    }
+
+    /// An event was refused at `now`. Whether that counts against the event.
+    pub fn refused(&mut self, subject: &str, now: Instant) -> bool {
+        let since = self.since(subject, now);
         // One that was sent before the first refusal proves nothing: permissions may have been withdrawn in between.
         if self.good.is_some_and(|good| good > since) {
             return true;

@@ -39,6 +39,22 @@ impl Delivery {
         true
     }
 
+    /// Events to `subject` are refused at `now`, and it is not said which. Of several under way the first may be stored, if
+    /// the subject was not refused before: then all are to be asked for, and sent again if they are not. `false`: none is.
+    pub fn doubt_unnamed(&mut self, subject: &str, now: Instant) -> bool {
+        let sent = self.sent_to(subject);
+        if sent.len() < 2 || !self.refusals.begins(subject, now) {
+            return false;
+        }
+        for token in sent {
+            if let Some(Entry { stage: Stage::Open { sent_at, doubted, .. }, .. }) = self.entries.get_mut(&token) {
+                (*sent_at, *doubted) = (None, true);
+                self.ready.insert(token);
+            }
+        }
+        true
+    }
+
     /// The event failed for its own sake, unless everything fails. `retry_in` tells when it is tried again, as it is
     /// spared or not.
     pub fn refused(

@@ -176,6 +176,31 @@ fn an_event_refused_with_its_first_copy_is_asked_for_nowhere() {
 }
 
 #[test]
+fn of_several_events_when_it_is_not_said_which_is_refused_the_first_may_be_stored() {
+    let mut delivery = Delivery::new(LIMITS, Start::default());
+    let admit = |delivery: &mut Delivery, id: i64| assert!(delivery.admit(parcel(id, &id.to_string(), "s")).is_none());
+    let doubt = |delivery: &mut Delivery| delivery.doubt_unnamed("s", Instant::now());
+    (1..=3).for_each(|id| admit(&mut delivery, id));
+    assert_eq!(send(&mut delivery), [0, 1, 2]);
+    assert!(doubt(&mut delivery));
+    assert!(delivery.next_ready().is_some_and(|next| next.needs_proof(Instant::now(), Duration::from_hours(1))));
+    assert_eq!(delivery.copies().0, ["1".into(), "2".into(), "3".into()].into());
+    assert_eq!(delivery.prove(|event_id| (event_id == "1").then_some(1)).len(), 1);
+    assert_eq!(send(&mut delivery), [1, 2], "they may be accepted by now");
+    assert!(doubt(&mut delivery), "the subject was accepted in between");
+    assert!(delivery.prove(|_| None).is_empty(), "nothing was asked yet");
+    delivery.copies();
+    assert!(delivery.prove(|_| None).is_empty());
+    assert_eq!(send(&mut delivery), [1, 2]);
+    assert!(!doubt(&mut delivery), "neither was sent before the subject was refused");
+    assert_eq!(refuse(&mut delivery, 1), (true, Some(Duration::from_secs(1))));
+    assert!(delivery.accepted(2, 2).is_some());
+    admit(&mut delivery, 4);
+    assert_eq!(send(&mut delivery), [3]);
+    assert!(!doubt(&mut delivery), "there is only one that it can be");
+}
+
+#[test]
 fn a_copy_under_way_while_the_stream_is_asked_may_be_stored_afterwards() {
     let mut delivery = Delivery::new(LIMITS, Start::default());
     assert!(delivery.admit(parcel(1, "a", "s")).is_none());

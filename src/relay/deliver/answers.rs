@@ -126,6 +126,9 @@ impl Deliver<'_> {
 
     pub(super) fn notice(&mut self, notice: Result<Notice, broadcast::error::RecvError>) {
         if let Ok(Notice::PublishRefused { subject }) = notice {
+            if self.shared.proof_after.is_some() && self.delivery.doubt_unnamed(&subject, Instant::now()) {
+                return;
+            }
             // Every event under way to the subject meets the same; of a burst, not all refusals are told.
             for token in self.delivery.sent_to(&subject) {
                 self.refuse(token, &Failure::PermissionDenied { action: "publish to", subject: subject.clone() });

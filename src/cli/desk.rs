@@ -123,8 +123,8 @@ impl Act {
 }
 
 /// What is said of a row that was put away before.
-pub fn already(at: Option<String>) -> String {
-    format!("already resolved{}; what was noted then stays", at.map(|at| format!(" at {at}")).unwrap_or_default())
+pub fn already(outcome: &str, at: Option<String>) -> String {
+    format!("already {outcome}{}; what was noted then stays", at.map(|at| format!(" at {at}")).unwrap_or_default())
 }
 
 pub const LEFT: &str = "left";

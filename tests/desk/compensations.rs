@@ -94,6 +94,10 @@ async fn only_legal_changes_are_made_and_the_others_say_why() {
         assert_eq!((&show["resolved_by"], &show["resolution_notes"]), (&value!(42), &value!("by hand")));
         json(&scene.settings, 0, &["compensations", "abandon", "4", "--notes", "no", "--yes"]).await;
         assert_eq!(status(&scene, 4).await, "abandoned 0");
+        let again = acted(&scene.settings, 0, &["compensations", "abandon", "4", "--notes", "again", "--yes"]).await;
+        assert!(again[0]["detail"].as_str().unwrap().starts_with("already abandoned at 20"), "{again:?}");
+        let show = json(&scene.settings, 0, &["compensations", "show", "4"]).await;
+        assert_eq!((&show["status"], &show["resolution_notes"]), (&value!("abandoned"), &value!("no")));
     }
 }
 

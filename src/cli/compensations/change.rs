@@ -21,7 +21,7 @@ Example:
   outbox-relay compensations resolve 5 --by 42 --notes \"refunded by hand\"";
 
 const ABANDON_HELP: &str = "\
-This is final, and wants --yes, or a yes on the terminal.
+This is final, and wants --yes, or a yes on the terminal. One that is abandoned already keeps its first notes.
 
 Example:
   outbox-relay compensations abandon 5 --notes \"the customer is gone\" --yes";
@@ -132,10 +132,14 @@ impl Which {
             }
             let mut acts = Vec::new();
             for id in ids {
+                let done = |detail| Act { id, event_id: None, outcome, detail };
                 acts.push(match change(&desk, id).await {
-                    Ok(Change::Made) => Act { id, event_id: None, outcome, detail: None },
-                    Ok(Change::MadeBefore(at)) => Act { id, event_id: None, outcome, detail: Some(already(at)) },
-                    Ok(Change::Illegal) => Act::left(id, None, why_not(desk.compensation(id, false).await?.as_ref())),
+                    Ok(Change::Made) => done(None),
+                    Ok(Change::MadeBefore(at)) => done(Some(already(outcome, at))),
+                    Ok(Change::Illegal) => match desk.compensation(id, false).await? {
+                        Some(now) if now.row.status == outcome => done(Some(already(outcome, now.updated_at))),
+                        now => Act::left(id, None, why_not(now.as_ref())),
+                    },
                     Err(Failure::Unfit(why)) => Act::left(id, None, why),
                     Err(failure) => return Err(failure),
                 });

@@ -42,7 +42,7 @@ impl Resolve {
             for id in known {
                 // Somebody was faster, or it is done again: either way it is as was asked for.
                 let before = if resolved.contains(&id) { None } else { desk.dead_letter(id, false).await? };
-                let detail = before.map(|story| already(story.letter.handled_at));
+                let detail = before.map(|story| already("resolved", story.letter.handled_at));
                 acts.push(Act { id, event_id: None, outcome: "handled", detail });
             }
             Ok::<Vec<Act>, Failure>(acts)

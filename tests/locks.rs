@@ -194,6 +194,7 @@ async fn write_back_waits_for_a_locked_table_on_the_connection_that_it_has() {
     let holder = psql(&scene).await;
     let backend = "SELECT coalesce(max(pid), 0)::int8 FROM pg_stat_activity
         WHERE application_name = 'outbox-relay write-back' AND datname = current_database()";
+    eventually(DELIVERED, "it is connected", async || scene.number(backend).await != 0).await;
     // It has to connect anew, and finds the table locked.
     relay.signal(Signal::STOP);
     scene.sql(&insert(3, 3)).await;

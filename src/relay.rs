@@ -39,10 +39,11 @@ use crate::telemetry::systemd::Manager;
 
 /// The checks of settings that belong to the stages: what a stage would refuse is found before any is started.
 pub const CHECKS: &[Check] = &[
-    Check { keys: &["route.subject", "route.source"], test: |settings| valid(&router(settings)) },
+    Check { keys: &["route.subject"], test: |settings| problem("route.subject", &router(settings)) },
+    Check { keys: &["route.source"], test: |settings| problem("route.source", &router(settings)) },
     Check {
         keys: &["compensation.subject"],
-        test: |settings| valid(&CompensationRoute::new(&settings.compensation.subject)),
+        test: |settings| problem("compensation.subject", &CompensationRoute::new(&settings.compensation.subject)),
     },
     Check { keys: &["postgres.url", "postgres.password"], test: |settings| valid(&postgres_target(settings)) },
     Check {
@@ -54,6 +55,14 @@ pub const CHECKS: &[Check] = &[
     },
     Check { keys: &["source.table"], test: |settings| names::problem(&settings.source.table).map_or(Ok(()), Err) },
 ];
+
+/// What is wrong with this key of those that make a route.
+fn problem<T>(key: &str, made: &Result<T, TemplateError>) -> Result<(), String> {
+    match made {
+        Err(mistake) if mistake.key == key => Err(mistake.problem.clone()),
+        _ => Ok(()),
+    }
+}
 
 fn valid<T, E: Display>(made: &Result<T, E>) -> Result<(), String> {
     made.as_ref().map(|_| ()).map_err(ToString::to_string)

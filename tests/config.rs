@@ -48,7 +48,9 @@ fn every_wrong_setting_has_its_own_error() {
         ("source.max_retained_wal", "much", "64MiB"),
         ("nats.url", "http://h", "nats://host:4222"),
         ("nats.url", "a,,b", "empty"),
-        ("nats.stream", "a.b", "white space"),
+        ("nats.stream", "a.b", "visible ASCII"),
+        ("nats.stream", "\u{fc}", "visible ASCII"),
+        ("nats.stream", "x-Nats-Msg-Id", "guards every message"),
         ("nats.manage", "delete", "create or verify"),
         ("nats.credentials_file", "/none", "cannot read /none"),
         ("nats.nkey_file", "/", "cannot read /"),
@@ -69,6 +71,7 @@ fn every_wrong_setting_has_its_own_error() {
         ("nats.create.max_age", "1s", "nats.create.duplicate_window"),
         ("nats.create.max_age", "old", "never"),
         ("nats.create.max_bytes", "1B", "1MiB to"),
+        ("route.subject", "{x}", "unknown variable"),
         ("route.cloudevents", "on", "true or false"),
         ("route.source", "a b", "white space"),
         ("delivery.ordering", "total", "aggregate or none"),
@@ -88,6 +91,7 @@ fn every_wrong_setting_has_its_own_error() {
         ("reconcile.retention", "off", "never"),
         ("dead_letter.announce", "maybe", "true or false"),
         ("compensation.enabled", "maybe", "true or false"),
+        ("compensation.subject", "{x}", "unknown variable"),
         ("compensation.timeout", "1h", "10ms to"),
         ("admin.listen", "9464", "127.0.0.1:9464"),
         ("log.format", "xml", "text or json"),
@@ -101,6 +105,7 @@ fn every_wrong_setting_has_its_own_error() {
         assert!(line.starts_with(&format!("  {key}: ")), "{key} = {value}: {stderr}");
         assert!(line.contains(right) && line.ends_with(&format!("({variable})")), "{key} = {value}: {stderr}");
         assert_eq!(stderr.lines().count(), 2, "one mistake, one error: {stderr}");
+        assert_eq!(line.matches(&format!("{key}: ")).count(), 1, "{stderr}");
         assert!(!stderr.contains("s3cret"), "{stderr}");
         if value.starts_with('-') {
             continue; // As a flag, clap takes it for another flag.

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use super::check::{filter, nats_url, printable, publication, readable, slot_name, stream_name, subjects, token};
+use super::check::{filter, nats_url, printable, publication, readable, slot_name, subjects, token};
 use super::value::{Raw, Setting, Shown, within};
 use super::{Settings, mask};
+use crate::flow::route::stream_name;
 
 /// One key of the settings.
 pub struct Key {

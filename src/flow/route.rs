@@ -16,6 +16,7 @@ use headers::Headers;
 use template::{EventVariable, Template};
 
 pub use aside::{CompensationRoute, dead_letter_subject};
+pub use headers::stream_name;
 pub use template::SUBJECT_LEN_MAX;
 
 /// Gives events their subject and headers, as the settings say.

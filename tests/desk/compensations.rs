@@ -66,7 +66,7 @@ async fn only_legal_changes_are_made_and_the_others_say_why() {
             (&["retry", "2"][..], "w1 is at it"),
             (&["retry", "3"], "it is resolved, which is final"),
             (&["resolve", "5"], "compensation 5 cannot be resolved: it is abandoned"),
-            (&["abandon", "2", "--notes", "x", "--yes"], "w1 is at it"),
+            (&["abandon", "2", "--yes"], "w1 is at it"),
             (&["abandon", "3", "--notes", "x", "--yes"], "it is resolved, which is final"),
         ] {
             let said = run(&scene.settings, 1, &[&["compensations"], arguments].concat()).await;

@@ -309,13 +309,12 @@ async fn they_are_put_away_with_a_note_and_wrong_ids_change_nothing() {
     assert!(run(&scene.settings, 0, &["dead-letters", "show", "2"]).await.out.contains("no answer"));
 
     for command in ["show", "replay", "resolve"] {
-        let notes = if command == "resolve" { &["--notes", "x"][..] } else { &[] };
-        let wrong = run(&scene.settings, 1, &[&["dead-letters", command, "99"], notes].concat()).await;
+        let wrong = run(&scene.settings, 1, &["dead-letters", command, "99"]).await;
         assert_one_line(&wrong, "there is no dead letter 99");
     }
     let both = run(&scene.settings, 1, &["dead-letters", "replay", "1", "--reason", "x"]).await;
     assert_one_line(&both, "filters go with --all");
-    run(&scene.settings, 4, &["dead-letters", "resolve", "1", "2", "--notes", "x"]).await;
+    run(&scene.settings, 4, &["dead-letters", "resolve", "1", "2"]).await;
     assert_eq!(scene.number(OPEN).await, 3);
     json(&scene.settings, 0, &["dead-letters", "resolve", "1", "--notes", "by hand"]).await;
     let acts = acted(&scene.settings, 0, &["dead-letters", "resolve", "1", "2", "--notes", "again", "--yes"]).await;

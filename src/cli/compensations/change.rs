@@ -53,7 +53,7 @@ pub struct Abandon {
     which: Which,
     /// Why, for others to read
     #[arg(long, value_name = "TEXT")]
-    notes: String,
+    notes: Option<String>,
 }
 
 #[derive(clap::Args)]
@@ -102,7 +102,7 @@ impl Resolve {
 
 impl Abandon {
     pub fn run(&self, settings: &Settings) -> Result<(), Failure> {
-        let change = async |desk: &Desk<'_>, id| Ok(Change::of(desk.abandon_compensation(id, &self.notes).await?));
+        let change = async |desk: &Desk<'_>, id| Ok(Change::of(desk.abandon_compensation(id, self.notes.as_deref()).await?));
         self.which.each(settings, "compensations abandon", ["abandoned", "given up for good"], true, &change)
     }
 }

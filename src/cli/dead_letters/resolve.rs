@@ -7,7 +7,8 @@ use super::super::{Failure, servers};
 use crate::config::Settings;
 
 const HELP: &str = "\
-The event itself is not touched. One that is resolved already keeps its first notes. More than one dead letter wants --yes, or a yes on the terminal.
+The event itself is not touched. One that is resolved already keeps its first notes. More than one dead letter
+wants --yes, or a yes on the terminal.
 
 Example:
   outbox-relay dead-letters resolve 17 --notes \"sent by hand, ticket 4711\"";
@@ -20,7 +21,7 @@ pub struct Resolve {
     ids: Vec<i64>,
     /// What was done, for others to read
     #[arg(long, value_name = "TEXT")]
-    notes: String,
+    notes: Option<String>,
     #[command(flatten)]
     consent: Consent,
     #[arg(long, value_enum, default_value_t)]
@@ -37,7 +38,7 @@ impl Resolve {
             if known.len() > 1 {
                 self.consent.ask(&format!("{} dead letters are marked as handled", known.len()))?;
             }
-            let resolved = desk.resolve_dead_letters(&known, &self.notes).await?;
+            let resolved = desk.resolve_dead_letters(&known, self.notes.as_deref()).await?;
             let mut acts = Vec::new();
             for id in known {
                 // Somebody was faster, or it is done again: either way it is as was asked for.

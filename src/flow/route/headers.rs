@@ -29,6 +29,23 @@ fn hides_a_guard(text: &str) -> bool {
     memchr(b'N', text.as_bytes()).is_some() && GUARDS.iter().any(|guard| text.contains(guard))
 }
 
+/// Whether a stream may have this name: as nats-server's `JSMaxNameLen` and its check of names, and as a header can carry it.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn stream_name(name: &str) -> Result<(), String> {
+    let legal = |byte: u8| byte.is_ascii_graphic() && !b".*>/\\".contains(&byte);
+    if !(1..=255).contains(&name.len()) || !name.bytes().all(legal) {
+        return Err(format!(
+            "{name:?} cannot be a stream's name; use 1 to 255 visible ASCII characters without . * > / \\"
+        ));
+    }
+    if hides_a_guard(name) {
+        return Err(format!("{name:?} contains the name of a header that guards every message"));
+    }
+    Ok(())
+}
+
 /// What is the same in the headers of all events.
 #[derive(Clone, Debug)]
 pub(super) struct Headers {
@@ -40,14 +57,8 @@ pub(super) struct Headers {
 impl Headers {
     pub(super) fn new(cloudevents: bool, source: &str, stream: &str) -> Result<Self, TemplateError> {
         let error = |key, problem: &str| Err(TemplateError { key, problem: problem.into() });
-        if stream.is_empty() {
-            return error("nats.stream", "it is empty");
-        }
-        if !stream.bytes().all(|byte| byte.is_ascii_graphic() && !b".*>/\\".contains(&byte)) {
-            return error("nats.stream", "a stream's name has only visible ASCII without . * > / \\");
-        }
-        if hides_a_guard(stream) {
-            return error("nats.stream", "it contains the name of a header that guards every message");
+        if let Err(problem) = stream_name(stream) {
+            return error("nats.stream", &problem);
         }
         if cloudevents && source.is_empty() {
             return error(

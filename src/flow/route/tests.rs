@@ -156,7 +156,9 @@ fn a_wrong_source_or_stream_names_the_setting() {
     let key = |cloudevents, source, stream| Router::new("x", cloudevents, source, stream).err().map(|error| error.key);
     assert_eq!(key(true, "", "S"), Some("route.source"));
     assert_eq!(key(false, "", "S"), None);
-    for stream in ["", "a b", "a.b", "a\r\nb", "*"] {
+    assert_eq!(key(true, "/", "OUTBOX-1_x"), None);
+    let long = "a".repeat(256);
+    for stream in ["", "a b", "a.b", "a\r\nb", "*", "a>", "a/b", "a\\b", "\u{fc}", "x-Nats-Msg-Id", &long] {
         assert_eq!(key(true, "/", stream), Some("nats.stream"), "{stream:?}");
     }
 }

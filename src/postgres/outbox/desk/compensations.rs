@@ -109,12 +109,12 @@ impl Desk<'_> {
     }
 
     /// Gives a compensation up for good. `false`: it is in no state for that.
-    pub async fn abandon_compensation(&self, id: i64, notes: &str) -> Result<bool, Error> {
+    pub async fn abandon_compensation(&self, id: i64, notes: Option<&str>) -> Result<bool, Error> {
         self.change(
-            "status = 'abandoned', resolution_notes = $2, next_retry_at = NULL, locked_by = NULL, locked_at = NULL",
+            "status = 'abandoned', resolution_notes = coalesce($2, resolution_notes), next_retry_at = NULL, locked_by = NULL, locked_at = NULL",
             &format!("(status IN ('pending', 'manual_required') OR {UNCLAIMED})"),
             id,
-            Some(notes),
+            notes,
         )
         .await
     }

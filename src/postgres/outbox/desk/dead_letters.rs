@@ -128,13 +128,13 @@ impl Desk<'_> {
 
     /// Puts dead letters away: somebody has dealt with them. Those that were handled before stay as they are. Returns the
     /// ids of those that were open.
-    pub async fn resolve_dead_letters(&self, ids: &[i64], notes: &str) -> Result<Vec<i64>, Error> {
+    pub async fn resolve_dead_letters(&self, ids: &[i64], notes: Option<&str>) -> Result<Vec<i64>, Error> {
         let statement = format!(
             "UPDATE {} SET handled = true, handled_at = now(), handler_notes = $2
              WHERE id = ANY ($1) AND NOT handled RETURNING id",
             self.tables.dead_letter
         );
-        let parameters = [(&ids as _, Type::INT8_ARRAY), (&printable(notes) as _, Type::TEXT)];
+        let parameters = [(&ids as _, Type::INT8_ARRAY), (&notes.map(printable) as _, Type::TEXT)];
         self.rows(&statement, &parameters, |row| row.try_get(0)).await
     }
 

@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 
-/// What a failure means for the event that met it.
+/// What a failure means for the event that met it, or, at the start, for the relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Class {
     /// Not the event's fault: hold, try again, count nothing.
@@ -14,7 +14,7 @@ pub enum Class {
     Poison,
     /// The event's own, and no later attempt can succeed: dead-letter it at once.
     Hopeless,
-    /// The set-up's: end with a hint.
+    /// The set-up's: end with a hint. No delivery fails so; a connection or a stream can.
     Fatal,
 }
 

@@ -90,7 +90,7 @@ pub const KEYS: &[Key] = &[
     ),
     key!(
         postgres.replication_url = None,
-        "The database for the replication connection, when postgres.url goes through a pooler",
+        "The database itself, for every connection of a running relay, when postgres.url goes through a pooler",
         |_| Ok(()),
         |url| url.as_ref().map_or(Shown::Unset, |url| Shown::Text(mask::postgres(&url.0)))
     ),
@@ -157,7 +157,11 @@ pub const KEYS: &[Key] = &[
     key!(delivery.max_blocked_rows = Some("100000"), "Most rows held behind failed ones before all waits", |count| {
         within(count, 1, 1_000_000_000)
     }),
-    key!(retry.initial = Some("2s"), "A row's first wait after a failure", |time| within(time, MS, DAY)),
+    key!(
+        retry.initial = Some("2s"),
+        "A row's first wait after a failure, which then doubles; shortened by up to a half",
+        |time| within(time, MS, DAY)
+    ),
     key!(retry.max = Some("1m"), "A row's longest wait after a failure", |time| within(time, MS, 365 * DAY)),
     key!(writeback.on_success = Some("complete"), "What becomes of a row that JetStream has"),
     key!(reconcile.interval = Some("1s"), "How often due rows are looked for", |time| within(time, 10 * MS, HOUR)),

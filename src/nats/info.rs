@@ -10,7 +10,7 @@ use serde::de::IgnoredAny;
 use crate::fault::Failure;
 use crate::flow::subject::covers;
 
-pub use fitness::{Finding, Mend, Unfit};
+pub use fitness::{Finding, Mend, SHORT_WINDOW, Unfit};
 
 /// When a stream forgets its messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use super::info::Info;
 use crate::config::{self, Manage, Storage};
 use crate::fault::{Class, Failure};
 
-pub use super::info::{Finding, Mend, Retention, StreamFacts, Unfit};
+pub use super::info::{Finding, Mend, Retention, SHORT_WINDOW, StreamFacts, Unfit};
 
 /// JetStream's "stream not found".
 pub(super) const NOT_FOUND: u64 = 10_059;
@@ -210,9 +210,10 @@ impl Stream {
     }
 }
 
-/// What the relay creates is what `nats stream add` would by default: a log that keeps all it is given, and that removes
-/// the oldest when the operator sets a limit. `discard: new` would protect unread events better, but since a log does not
-/// shrink by being read it stops the relay for good once full: that is for an operator to choose, not for us.
+/// What the relay creates is what `nats stream add` would by default: a log that keeps all it is given, and that
+/// removes the oldest when the operator sets a limit. `discard: new` would protect unread events better, but since a
+/// log does not shrink by being read it stops the relay for good once full: that is for an operator to choose, not for
+/// us.
 pub(super) fn config_to_create(name: &str, create: &config::NatsCreate) -> Value {
     let nanos = |duration: std::time::Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
     // The server takes no window longer than the age.
@@ -232,7 +233,7 @@ pub(super) fn config_to_create(name: &str, create: &config::NatsCreate) -> Value
         "max_msgs_per_subject": -1,
         "max_msg_size": -1,
         "max_consumers": -1,
-        // Cheap reads of single messages, for `verify`.
+        // As the NATS CLI does: consumers may read single messages from any replica.
         "allow_direct": true,
         "metadata": { "created_by": "outbox-relay" },
     })

@@ -9,7 +9,8 @@ use crate::config::Settings;
 use crate::postgres::outbox::desk::{CompensationStory, Desk};
 
 const RETRY_HELP: &str = "\
-The relay asks the service at its next pass, before any later date. More than one wants --yes, or a yes on the terminal.
+The relay asks the service at its next pass, before any later date. One that has no attempts left gets them again. More than
+one wants --yes, or a yes on the terminal.
 
 Example:
   outbox-relay compensations retry 5";
@@ -102,7 +103,8 @@ impl Resolve {
 
 impl Abandon {
     pub fn run(&self, settings: &Settings) -> Result<(), Failure> {
-        let change = async |desk: &Desk<'_>, id| Ok(Change::of(desk.abandon_compensation(id, self.notes.as_deref()).await?));
+        let change =
+            async |desk: &Desk<'_>, id| Ok(Change::of(desk.abandon_compensation(id, self.notes.as_deref()).await?));
         self.which.each(settings, "compensations abandon", ["abandoned", "given up for good"], true, &change)
     }
 }

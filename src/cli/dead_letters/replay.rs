@@ -31,8 +31,8 @@ then completed and not sent again. `renamed`: it has removed messages within the
 them, so that it gets the new id EVENT_ID.rN, N being the dead letter's id. From work queue and interest streams, which \
 remove what was consumed, a duplicate was delivered: there the id stays. --offline asks nobody, and keeps the id.
 
-More than one dead letter, or one with a compensation, wants --yes, or a yes on the terminal. What was left as it is makes \
-the command fail (exit code 1).
+More than one dead letter, one with a compensation, and --all always, wants --yes, or a yes on the terminal. What was left \
+as it is makes the command fail (exit code 1).
 
 Example: one, after what it met is mended
   outbox-relay dead-letters replay 17

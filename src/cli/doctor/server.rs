@@ -8,7 +8,7 @@ use crate::postgres::facts::{OldDatabase, Platform, Server};
 use crate::postgres::remedies;
 
 /// Connections that a running relay opens at most.
-const CONNECTIONS: i64 = 7;
+const CONNECTIONS: i64 = 8;
 /// Below this a short load on the server is taken for a dead relay. Milliseconds.
 const SHORT_TIMEOUT: i64 = 5_000;
 /// The least that source.max_retained_wal can be, in MiB.

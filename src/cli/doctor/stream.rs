@@ -6,10 +6,8 @@ use super::chart::{Chart, Finding};
 use super::postgres::Database;
 use crate::config::Settings;
 use crate::nats::facts::Server;
-use crate::nats::stream::{Examined, Finding as Oddity, Mend, StreamFacts};
+use crate::nats::stream::{Examined, Finding as Oddity, Mend, SHORT_WINDOW, StreamFacts};
 
-/// A window shorter than this is not much longer than a reconnect and an acknowledgement.
-const SHORT_WINDOW: Duration = Duration::from_secs(30);
 /// What the relay itself gives its sessions, where PostgreSQL could not be asked.
 const SENDER_TIMEOUT: Duration = Duration::from_secs(30);
 /// The window that is advised where nothing wants a longer one.
@@ -156,8 +154,8 @@ pub fn judge_both(examined: &Examined, database: &Database, settings: &Settings,
     }
 }
 
-/// A successor takes over when PostgreSQL has let go of the dead relay, and sends again what was under way; a stream that
-/// forgets its messages knows them by its window alone, also when a row is tried again.
+/// A successor takes over when PostgreSQL has let go of the dead relay, and sends again what was under way; a stream
+/// that forgets its messages knows them by its window alone, also when a row is tried again.
 fn short_window(facts: &StreamFacts, sender_timeout: Duration, settings: &Settings) -> Option<Finding> {
     let takeover = sender_timeout + settings.delivery.ack_timeout;
     let retry = if facts.remembers() { Duration::ZERO } else { settings.retry.max + settings.delivery.ack_timeout };

@@ -16,7 +16,7 @@ const AT_A_TIME: i64 = 1000;
 const HELP: &str = "\
 The row becomes due, and the relay takes it at its next pass; how often it failed stays counted, unless --reset gives it \
 its attempts again. The order of its aggregate stays: a row that waits behind an earlier one is left as it is, and the \
-answer names the one that it waits for. More than one row wants --yes, or a yes on the terminal. Rows that were left as \
+answer names the one that it waits for. More than one row, and --all-failed always, wants --yes, or a yes on the terminal. Rows that were left as \
 they are make the command fail (exit code 1).
 
 Example: two rows, which then have all their attempts before them

@@ -7,7 +7,7 @@ use super::Info;
 use crate::flow::subject::covers;
 
 /// A window below this is not much longer than an acknowledgement's timeout and a reconnect.
-const SHORT_WINDOW: Duration = Duration::from_secs(30);
+pub const SHORT_WINDOW: Duration = Duration::from_secs(30);
 
 /// Subscribers are away for less than this every now and then.
 const SHORT_AGE: Duration = Duration::from_hours(24);

@@ -1,4 +1,5 @@
-//! What is served on `admin.listen`: `/livez`, `/readyz`, `/metrics`, `/status`, and a page on `/` that shows the latter.
+//! What is served on `admin.listen`: `/livez`, `/readyz`, `/metrics`, `/status`, and a page on `/` that shows the
+//! latter.
 
 mod page;
 

@@ -18,8 +18,8 @@
 //! 2. **Nothing is stored twice** in a stream that keeps its messages: `Nats-Msg-Id` within its duplicate window, the
 //!    stream's own ids beyond it.
 //! 3. **Order.** Events of one aggregate reach the stream in commit order, also when one of them fails and is retried.
-//! 4. **The slot advances past a transaction only when the outcome of each of its events is committed in the table**, or
-//!    its row is proven deleted, or the transaction was left to the table under promise 5.
+//! 4. **The slot advances past a transaction only when the outcome of each of its events is committed in the
+//!    table**, or its row is proven deleted, or the transaction was left to the table under promise 5.
 //! 5. **The relay never fills the database's disk.** Past a bound, rows wait in the table instead of the log.
 //! 6. **Memory is bounded** by settings.
 //! 7. **It fails loudly and early**, and bad data never stops the flow.
@@ -73,8 +73,8 @@
 //! # }
 //! ```
 //!
-//! The program [`cli`] gives it a thread of its own, which rests for moments while much is to do (see [`pace`]); without
-//! that it takes more system calls for each event of a backlog:
+//! The program [`cli`] gives it a thread of its own, which rests for moments while much is to do (see [`pace`]);
+//! without that it takes more system calls for each event of a backlog:
 //!
 //! ```no_run
 //! # fn run() -> std::io::Result<()> {

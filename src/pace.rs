@@ -2,8 +2,8 @@
 //!
 //! PostgreSQL sends each change by itself. A reader that is woken for each of them costs both sides a system call and a
 //! switch of processes for every message, and halves what the server can decode. So while changes come fast, the
-//! thread rests for a moment before it looks again; everything that came meanwhile (changes, acknowledgements, outcomes)
-//! is then read, sent and answered at once. An idle relay never rests: a lone event is on its way at once.
+//! thread rests for a moment before it looks again; everything that came meanwhile (changes, acknowledgements,
+//! outcomes) is then read, sent and answered at once. An idle relay never rests: a lone event is on its way at once.
 
 use std::cell::Cell;
 use std::thread::sleep;
@@ -34,8 +34,8 @@ pub(crate) fn note() {
     });
 }
 
-/// For `on_thread_park` of a runtime with one thread that runs nothing but relays: called when that has nothing left to do
-/// and is about to wait for events, it sleeps for 300 µs if much has come just before.
+/// For `on_thread_park` of a runtime with one thread that runs nothing but relays: called when that has nothing left to
+/// do and is about to wait for events, it sleeps for 300 µs if much has come just before.
 pub fn rest() {
     WATCH.with(|watch| {
         let Some(Watch { since, changes }) = watch.get() else { return };

@@ -18,7 +18,8 @@ pub mod store;
 pub mod waits;
 pub mod wal;
 
-/// A database error with its cause, which the driver's own text leaves out. Never a row's values: `DETAIL` is not shown.
+/// A database error with its cause, which the driver's own text leaves out. Never a row's values: `DETAIL` is not
+/// shown.
 pub fn describe(error: &tokio_postgres::Error) -> String {
     match (error.as_db_error(), std::error::Error::source(error)) {
         (Some(server), _) => format!("{} (SQLSTATE {})", server.message(), server.code().code()),

@@ -32,13 +32,13 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// What the reconciler asks of the delivery stage.
 #[derive(Debug)]
 pub enum Ask {
-    /// Send these rows, but for those that are under way already, or for which there is no room. `done` is told how many
-    /// were taken once each of them has its outcome in the table, or stays as it is there.
+    /// Send these rows, but for those that are under way already, or for which there is no room. `done` is told how
+    /// many were taken once each of them has its outcome in the table, or stays as it is there.
     Send { rows: Vec<DueRow>, done: oneshot::Sender<usize> },
     /// Which aggregates are blocked?
     Blocks(oneshot::Sender<Vec<AggregateKey>>),
-    /// The held rows of these aggregates are about to leave: what comes now waits, and is not held. How do those of them
-    /// stand that are blocked?
+    /// The held rows of these aggregates are about to leave: what comes now waits, and is not held. How do those of
+    /// them stand that are blocked?
     Open(Vec<AggregateKey>, oneshot::Sender<Vec<Blocked>>),
     /// What comes now is held again.
     Close(Vec<AggregateKey>),

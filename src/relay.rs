@@ -96,8 +96,8 @@ pub fn postgres_target(settings: &Settings) -> Result<Target, ConnectInfoError> 
     target(settings, &settings.postgres.url)
 }
 
-/// Where PostgreSQL itself answers. A pooler passes neither replication on nor what a session sets for itself, so that all
-/// connections of a running relay go here.
+/// Where PostgreSQL itself answers. A pooler passes neither replication on nor what a session sets for itself, so that
+/// all connections of a running relay go here.
 ///
 /// # Errors
 /// As [`postgres_target`].

@@ -12,8 +12,8 @@ use tracing_subscriber::EnvFilter;
 
 use crate::config::{Log, LogFormat};
 
-/// Client libraries that log each of their steps, and from which level on they are heard unless the filter names them. What
-/// async-nats calls an error is a step of ours: each of its clients serves one connection.
+/// Client libraries that log each of their steps, and from which level on they are heard unless the filter names them.
+/// What async-nats calls an error is a step of ours: each of its clients serves one connection.
 const CHATTY: [(&str, &str); 2] = [("async_nats", "=off"), ("tokio_postgres", "=warn")];
 
 /// Starts the log on stderr. A second call changes nothing.

@@ -52,8 +52,9 @@ async fn expect(settings: &RelaySettings, arguments: &[&str], code: i32) -> Ende
     ended
 }
 
-/// A document has exactly the fields of a shape, of these types: `"number"`, `"string"`, `"boolean"`, also one of several,
-/// `"string|null"`. Each item of a list has the shape's only item. An object under the key `or_null` may be null.
+/// A document has exactly the fields of a shape, of these types: `"number"`, `"string"`, `"boolean"`, also one of
+/// several, `"string|null"`. Each item of a list has the shape's only item. An object under the key `or_null` may be
+/// null.
 fn assert_shape(value: &Value, shape: &Value) {
     if let Err(difference) = fits(value, shape, "$") {
         panic!("{difference}\n{value:#}");

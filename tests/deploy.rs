@@ -229,8 +229,8 @@ fn settings_of_compose_and_of_the_unit_are_usable() {
     check_settings(&own, &variables);
 }
 
-/// A relay with the permissions that Compose gives it creates its stream, delivers, asks the stream what it holds, announces
-/// a dead letter, and tries a compensation.
+/// A relay with the permissions that Compose gives it creates its stream, delivers, asks the stream what it holds,
+/// announces a dead letter, and tries a compensation.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_permissions_of_compose_are_enough() {
     let config = read("compose/nats.conf");

@@ -1,4 +1,5 @@
-//! What an operator does by command: look at rows, have them tried again, put dead letters back, decide on compensations.
+//! What an operator does by command: look at rows, have them tried again, put dead letters back, decide on
+//! compensations.
 
 mod compensations;
 mod dead_letters;

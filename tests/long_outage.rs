@@ -37,7 +37,8 @@ impl Site {
         Self { _postgres: postgres, nats, settings, outbox }
     }
 
-    /// Writes more than 120 MB of log, with events among it, in pieces of about the bound; the slot follows each of them.
+    /// Writes more than 120 MB of log, with events among it, in pieces of about the bound; the slot follows each of
+    /// them.
     async fn expect_bounded(&self) {
         let client = self.outbox.client().await;
         for round in 0..8 {

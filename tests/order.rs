@@ -12,7 +12,8 @@ use crate::harness::relay::Relay;
 use crate::harness::scene::{DELIVERED, Scene, counter, publishes};
 use crate::harness::wait::{always, eventually};
 
-/// A NATS server that refuses events of the type `refused`, and an outbox before it whose refused rows are tried again soon.
+/// A NATS server that refuses events of the type `refused`, and an outbox before it whose refused rows are tried again
+/// soon.
 async fn scene(postgres: PgVersion, nats: NatsVersion) -> (Nats, Scene) {
     let space = Space::new();
     let nats = Nats::start_with(nats, &denying(&format!("{}.order.refused", space.prefix))).await;
@@ -73,8 +74,8 @@ async fn later_events_of_an_aggregate_wait_for_the_refused_one_and_others_do_not
     }
 }
 
-/// Someone else holds the lock of a row that is to be marked as failed, or held, and the relay is killed. What stands in the
-/// table as held is released by the next one, which reads the others from the log.
+/// Someone else holds the lock of a row that is to be marked as failed, or held, and the relay is killed. What stands
+/// in the table as held is released by the next one, which reads the others from the log.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_row_is_held_before_an_earlier_one_of_its_aggregate_that_someone_locks() {
     /// Rows that are held while an earlier one of their aggregate is not, and has not failed.
@@ -94,8 +95,8 @@ async fn no_row_is_held_before_an_earlier_one_of_its_aggregate_that_someone_lock
         relay.signal(Signal::CONT);
         scene.wait_completed(1).await;
         eventually(DELIVERED, "A is refused", async || publishes(&relay, "poison").await >= 1).await;
-        // They come when those before them are on their way to the table already, and few of them just when the locked row
-        // is tried again.
+        // They come when those before them are on their way to the table already, and few of them just when the locked
+        // row is tried again.
         for (at, [event, other]) in (2..).zip([["B3", "D3"], ["B4", "D4"], ["B5", "D5"], ["B6", "D6"]]) {
             insert(&scene, 1000, &[(event, "a", "fine"), (other, "d", "fine")]).await;
             scene.wait_completed(at).await;

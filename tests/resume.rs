@@ -188,7 +188,8 @@ async fn an_acknowledgement_lost_for_longer_than_the_window_leads_to_no_second_c
     }
 }
 
-/// A partition between the relay and NATS: what was sent is stored, and the connection is gone for longer than the window.
+/// A partition between the relay and NATS: what was sent is stored, and the connection is gone for longer than the
+/// window.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_partition_longer_than_the_window_leads_to_no_second_copy() {
     let site = Site::new(PgVersion::V18, Nats::shared(NatsVersion::V2_15).await).await;
@@ -208,8 +209,8 @@ async fn a_partition_longer_than_the_window_leads_to_no_second_copy() {
     assert_eq!(publishes(&relay).await, (Some(20.0), Some(0.0)));
 }
 
-/// The first copy is stored, its acknowledgement is lost, and the second one is refused: a retry may come when the stream
-/// has forgotten the id.
+/// The first copy is stored, its acknowledgement is lost, and the second one is refused: a retry may come when the
+/// stream has forgotten the id.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_event_whose_second_copy_is_refused_is_completed_where_the_first_was_stored() {
     for nats in NatsVersion::ENDS {

@@ -26,8 +26,8 @@ async fn the_write_back_does_not_feed_itself() {
         let relay = scene.relay().await;
         scene.sql(INSERT).await;
         scene.wait_completed(1).await;
-        // Every transaction of the relay's write-back changes one of these two rows. How far it is may be noted a few times
-        // more; writing that feeds itself never ends, and makes hundreds.
+        // Every transaction of the relay's write-back changes one of these two rows. How far it is may be noted a few
+        // times more; writing that feeds itself never ends, and makes hundreds.
         let written = "SELECT concat_ws(' ', e.xmin, e.version, s.xmin) FROM outbox_events e, outbox_relay_state s";
         let mut seen = HashSet::new();
         always(Duration::from_secs(4), "nothing more happens", async || {

@@ -1,4 +1,5 @@
-//! The outbox table or its publication changes under a running relay: it is noticed, mended or told, and no row is missed.
+//! The outbox table or its publication changes under a running relay: it is noticed, mended or told, and no row is
+//! missed.
 
 use crate::harness::nats::NatsVersion;
 use crate::harness::postgres::PgVersion;
@@ -66,8 +67,8 @@ async fn a_table_that_is_made_anew_under_a_running_relay_is_published_again() {
     }
 }
 
-/// Case 17, while a row of the old table has no outcome: a row of the new one that has its id is not taken for it, which
-/// would let it overtake those before it.
+/// Case 17, while a row of the old table has no outcome: a row of the new one that has its id is not taken for it,
+/// which would let it overtake those before it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rows_of_the_new_table_are_not_taken_for_missed_ones_of_the_old() {
     for version in PgVersion::ENDS {

@@ -113,8 +113,8 @@ impl Case<'_> {
     }
 }
 
-/// Waits until so many rows have their outcome, as the relay counts them. Asked rarely: each answer takes some 100 µs of
-/// the processors that are measured.
+/// Waits until so many rows have their outcome, as the relay counts them. Asked rarely: each answer takes some 100 µs
+/// of the processors that are measured.
 pub async fn settled(relay: &Relay, status: &str, rows: u64) {
     let series = format!("outbox_relay_writeback_rows_total{{status=\"{status}\"}}");
     let what = format!("{rows} rows are {status}");

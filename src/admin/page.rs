@@ -1,5 +1,6 @@
 //! The page on `/`: one document that needs nothing else. The server writes the present values into it, so that it can
-//! be read without JavaScript; its script asks `/status` every two seconds and writes the same values into the same places.
+//! be read without JavaScript; its script asks `/status` every two seconds and writes the same values into the same
+//! places.
 //!
 //! Placeholders of `page.html`, each with the path of a value in [`Status`] and the form in which it is shown:
 //!

@@ -47,8 +47,8 @@ pub enum Slot {
     Create,
     /// Drop a slot of an outbox, which lets its write-ahead log go
     ///
-    /// No row is lost: the state row is told first that rows may wait, so that the next relay reads them from the table. A
-    /// slot that is in use, or that is not one of pgoutput in this database, is never dropped.
+    /// No row is lost: the state row is told first that rows may wait, so that the next relay reads them from the
+    /// table. A slot that is in use, or that is not one of pgoutput in this database, is never dropped.
     #[command(after_help = "Example:\n  outbox-relay slot drop --yes")]
     Drop {
         /// The slot; source.slot without it

@@ -85,9 +85,9 @@ struct Entry {
 
 #[derive(Debug)]
 enum Stage {
-    /// Waits for its turn or for its acknowledgement; `sent_at` is when it was sent last, unless it is to be sent again,
-    /// and `first_sent` since when a copy of it may be stored. `doubted`: it was refused, but perhaps such a copy is.
-    /// `asked`: none was under way when the stream was asked for copies.
+    /// Waits for its turn or for its acknowledgement; `sent_at` is when it was sent last, unless it is to be sent
+    /// again, and `first_sent` since when a copy of it may be stored. `doubted`: it was refused, but perhaps such a
+    /// copy is. `asked`: none was under way when the stream was asked for copies.
     Open { parcel: Box<Parcel>, sent_at: Option<Instant>, first_sent: Option<Instant>, doubted: bool, asked: bool },
     /// The outcome is known and on its way to the table; with its aggregate where it is held, or blocks it.
     Decided { blocks: Option<AggregateKey> },
@@ -110,8 +110,8 @@ pub struct Next<'a> {
 }
 
 impl Next<'_> {
-    /// Whether the stream is to be asked for a copy of the event before another one is sent: it was sent for the first time
-    /// longer than `age` before `now`, or was refused when a copy sent earlier had no answer.
+    /// Whether the stream is to be asked for a copy of the event before another one is sent: it was sent for the first
+    /// time longer than `age` before `now`, or was refused when a copy sent earlier had no answer.
     pub fn needs_proof(&self, now: Instant, age: Duration) -> bool {
         self.doubted || self.first_sent.is_some_and(|first| now.saturating_duration_since(first) > age)
     }
@@ -245,8 +245,8 @@ impl Delivery {
         }
     }
 
-    /// The events of which copies may be stored, by their ids, and the sequence above which those stand: what the stream
-    /// is asked for, until [`Delivery::prove`].
+    /// The events of which copies may be stored, by their ids, and the sequence above which those stand: what the
+    /// stream is asked for, until [`Delivery::prove`].
     pub fn copies(&mut self) -> (HashSet<ByteString>, u64) {
         let (mut ids, mut above) = (HashSet::new(), self.newest);
         for entry in self.entries.values_mut() {
@@ -326,8 +326,8 @@ impl Delivery {
         }
     }
 
-    /// Forgets what was not sent yet, or is to be sent again: the session ends, and another will read it again. The slot
-    /// waits for it, and the stream is asked for what was sent of it.
+    /// Forgets what was not sent yet, or is to be sent again: the session ends, and another will read it again. The
+    /// slot waits for it, and the stream is asked for what was sent of it.
     pub fn forget_unsent(&mut self) {
         self.gate.forget_waiting();
         for (token, entry) in
@@ -373,8 +373,8 @@ impl Delivery {
         self.floors.lowest().unwrap_or(self.newest)
     }
 
-    /// Every row that was due when the session began was sent once: none of them is left of which the stream, before this
-    /// session, may hold a copy that nobody has looked for.
+    /// Every row that was due when the session began was sent once: none of them is left of which the stream, before
+    /// this session, may hold a copy that nobody has looked for.
     pub fn reconciled(&mut self) {
         self.reconciled = true;
     }
@@ -400,8 +400,8 @@ impl Delivery {
         self.entries.is_empty()
     }
 
-    /// How many events were sent and have no answer yet. What was answered behind one that was not is forgotten here: call
-    /// it from time to time, or the list of what was sent grows behind a straggler.
+    /// How many events were sent and have no answer yet. What was answered behind one that was not is forgotten here:
+    /// call it from time to time, or the list of what was sent grows behind a straggler.
     pub fn in_flight(&mut self) -> usize {
         let mut sent = std::mem::take(&mut self.sent);
         sent.retain(|&(at, token)| self.waits_since(token) == Some(at));

@@ -168,16 +168,16 @@ impl Gate {
         waiting
     }
 
-    /// Nothing of the aggregate waits for a retry any more, and its held rows are about to leave the table. However fast
-    /// new events come, they do not join those rows: each waits for [`Gate::unblock`], or [`Gate::close`].
+    /// Nothing of the aggregate waits for a retry any more, and its held rows are about to leave the table. However
+    /// fast new events come, they do not join those rows: each waits for [`Gate::unblock`], or [`Gate::close`].
     pub fn open(&mut self, aggregate: &AggregateKey) {
         if let Some(block) = self.lines.get_mut(aggregate).and_then(|line| line.block.as_mut()) {
             block.opens = true;
         }
     }
 
-    /// The held rows did not leave so soon: new events are held in the table again. Returns the tokens that came meanwhile;
-    /// each counts as one more that is held.
+    /// The held rows did not leave so soon: new events are held in the table again. Returns the tokens that came
+    /// meanwhile; each counts as one more that is held.
     pub fn close(&mut self, aggregate: &AggregateKey) -> VecDeque<u64> {
         let Some(line) = self.lines.get_mut(aggregate) else { return VecDeque::new() };
         let Some(block) = &mut line.block else { return VecDeque::new() };

@@ -1,5 +1,5 @@
-//! Requests to JetStream's API: JSON there and back (`io.nats.jetstream.api.v1`), read leniently, so that a newer server
-//! with fields and values unknown today is understood all the same.
+//! Requests to JetStream's API: JSON there and back (`io.nats.jetstream.api.v1`), read leniently, so that a newer
+//! server with fields and values unknown today is understood all the same.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;

@@ -46,9 +46,9 @@ impl Connection {
 
     /// Whether the user may publish to a subject; `None` when the server does not say.
     ///
-    /// No message goes anywhere: it asks for its answer on a subject of the servers' own, for which a server refuses every
-    /// message, after it has looked whether its subject is allowed. So there are two kinds of refusal, and always one. In
-    /// case a server ever takes such a message, it names a stream that cannot be, so that none stores it.
+    /// No message goes anywhere: it asks for its answer on a subject of the servers' own, for which a server refuses
+    /// every message, after it has looked whether its subject is allowed. So there are two kinds of refusal, and always
+    /// one. In case a server ever takes such a message, it names a stream that cannot be, so that none stores it.
     ///
     /// # Errors
     /// When the connection is down.

@@ -1,5 +1,5 @@
-//! Reading the ids of stored messages back, for the resume guard, for `verify`, and wherever an answer of `duplicate` has
-//! to mean a message that can be read.
+//! Reading the ids of stored messages back, for the resume guard, for `verify`, and wherever an answer of `duplicate`
+//! has to mean a message that can be read.
 
 use std::time::Duration;
 
@@ -74,7 +74,8 @@ impl Stream {
     /// messages. Headers only: payloads do not travel. Gives what it read, and whether that is all.
     ///
     /// # Errors
-    /// The connection's and JetStream's failures; nothing is known then. A work queue refuses ([`Failure::UnknownApi`]).
+    /// The connection's and JetStream's failures; nothing is known then. A work queue refuses
+    /// ([`Failure::UnknownApi`]).
     pub async fn ids_after(&self, sequence: u64, limit: u64) -> Result<(Vec<StoredId>, bool), Failure> {
         self.ids_from(Start::After(sequence), limit).await
     }
@@ -94,8 +95,8 @@ impl Stream {
         Ok(stored.into_iter().find(|stored| stored.sequence == sequence))
     }
 
-    /// The first message with this id among those from `start` on. It reads them all until then, and goes on to `until` at
-    /// most, by the server's clock.
+    /// The first message with this id among those from `start` on. It reads them all until then, and goes on to `until`
+    /// at most, by the server's clock.
     ///
     /// # Errors
     /// As [`Self::ids_after`].
@@ -195,8 +196,8 @@ fn read_id(message: &Message) -> Option<StoredId> {
 }
 
 /// Sequence and time of a delivered message, from its reply subject:
-/// `$JS.ACK.<stream>.<consumer>.<delivered>.<stream sequence>.<consumer sequence>.<nanoseconds since 1970>.<pending>`, or
-/// the same with `<domain>.<account>.` before the stream and perhaps more behind (ADR-15).
+/// `$JS.ACK.<stream>.<consumer>.<delivered>.<stream sequence>.<consumer sequence>.<nanoseconds since 1970>.<pending>`,
+/// or the same with `<domain>.<account>.` before the stream and perhaps more behind (ADR-15).
 fn place(reply: &str) -> Option<(u64, Timestamp)> {
     let tokens: Vec<&str> = reply.strip_prefix("$JS.ACK.")?.split('.').collect();
     let sequence = match tokens.len() {

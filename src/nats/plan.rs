@@ -110,8 +110,8 @@ impl Stream {
         }
     }
 
-    /// Makes or changes the stream as planned. Every field that the plan does not name stays as it was when the plan was
-    /// made.
+    /// Makes or changes the stream as planned. Every field that the plan does not name stays as it was when the plan
+    /// was made.
     ///
     /// # Errors
     /// When the server refuses, with the setting to change.

@@ -1,8 +1,8 @@
 //! Which events a stream holds, and whether it may have held others that it does not hold any more.
 //!
-//! Within its duplicate window a stream answers `duplicate` also for a message that was removed since. So an event may be
-//! sent under its own id only where that cannot be: the stream has removed nothing since the event was made, or the window
-//! has passed since.
+//! Within its duplicate window a stream answers `duplicate` also for a message that was removed since. So an event may
+//! be sent under its own id only where that cannot be: the stream has removed nothing since the event was made, or the
+//! window has passed since.
 
 use std::collections::{HashMap, HashSet};
 

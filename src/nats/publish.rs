@@ -48,8 +48,8 @@ impl Headers {
         Self { lines: String::with_capacity(512), names: Vec::with_capacity(16), refused: 0 }
     }
 
-    /// Sets a header. One that cannot be sent (a name with other bytes than ASCII 33–126 or with `:`, a value with CR or
-    /// LF), or whose exact name is set already, is left out and counted.
+    /// Sets a header. One that cannot be sent (a name with other bytes than ASCII 33–126 or with `:`, a value with CR
+    /// or LF), or whose exact name is set already, is left out and counted.
     pub fn set(&mut self, name: &str, value: &str) {
         let legal = !name.is_empty()
             && name.bytes().all(|b| matches!(b, 33..=126) && b != b':')

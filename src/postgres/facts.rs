@@ -1,5 +1,5 @@
-//! What `doctor` wants to know of a server: facts, each topic in a few statements that need no rights beyond the relay's
-//! own. What a role may not see is told as such. Nothing here writes, and nothing judges.
+//! What `doctor` wants to know of a server: facts, each topic in a few statements that need no rights beyond the
+//! relay's own. What a role may not see is told as such. Nothing here writes, and nothing judges.
 
 mod outbox;
 mod pins;

@@ -53,9 +53,9 @@ pub struct Step {
     pub sql: String,
 }
 
-/// Creates or updates everything that the relay needs beside `table`, the table included. Run again, it changes nothing;
-/// run twice at once, the second run waits for the first. A table of the older schema is adopted: what is missing is
-/// added, its rows stay as they are.
+/// Creates or updates everything that the relay needs beside `table`, the table included. Run again, it changes
+/// nothing; run twice at once, the second run waits for the first. A table of the older schema is adopted: what is
+/// missing is added, its rows stay as they are.
 ///
 /// With `dry_run`, only says what it would do.
 ///

@@ -39,8 +39,8 @@ use crate::postgres::names::in_schema;
 #[derive(Clone, Debug)]
 pub struct Tables {
     pub events: String,
-    /// Where the rows stand that are this relay's to look for: the whole table, unless the publication has a row filter.
-    /// Needs an alias.
+    /// Where the rows stand that are this relay's to look for: the whole table, unless the publication has a row
+    /// filter. Needs an alias.
     pub share: String,
     pub dead_letter: String,
     pub state: String,
@@ -73,8 +73,8 @@ impl Tables {
 /// Of rows that were read from the log again: which have an outcome, or belong to someone, so that they must not be
 /// sent. Rows that are pending and free, or gone, are not among them.
 ///
-/// Returns the ids, and of each whether the row waits there, for a retry or behind one that does: events after it in its
-/// aggregate wait for it.
+/// Returns the ids, and of each whether the row waits there, for a retry or behind one that does: events after it in
+/// its aggregate wait for it.
 pub async fn taken_care_of(
     client: &Client,
     tables: &Tables,

@@ -1,5 +1,5 @@
-//! The publication of the outbox: whether the table can be read through it, making it, and whether it changes under a running
-//! relay.
+//! The publication of the outbox: whether the table can be read through it, making it, and whether it changes under a
+//! running relay.
 
 pub mod published;
 
@@ -179,8 +179,8 @@ pub async fn create(client: &Client, name: &str, table: &TableName) -> Result<()
     client.batch_execute(&remedies::create_publication(&identifier(name), &table.to_string())).await
 }
 
-/// A mark of the table and of its place in the publication. Another mark means that one of them was made anew or changed in
-/// between: then rows may have been written that the log does not show.
+/// A mark of the table and of its place in the publication. Another mark means that one of them was made anew or
+/// changed in between: then rows may have been written that the log does not show.
 pub async fn mark(client: &Client, publication: &str, table: &TableName) -> Result<String, Error> {
     let statement = "SELECT concat_ws(' ', 'table', c.oid, 'publication', p.oid, p.xmin, 'member', r.oid, r.xmin,
            'schema', s.oid, s.xmin)
@@ -196,7 +196,8 @@ pub async fn mark(client: &Client, publication: &str, table: &TableName) -> Resu
     rows.first().map_or(Ok(String::new()), |row| row.try_get(0))
 }
 
-/// Whether the publication shows no table at all, as when its only one was dropped. Then nobody relies on what it shows.
+/// Whether the publication shows no table at all, as when its only one was dropped. Then nobody relies on what it
+/// shows.
 pub async fn is_empty(client: &Client, publication: &str) -> Result<bool, Error> {
     let statement = "SELECT FROM pg_publication p WHERE p.pubname = $1 AND NOT p.puballtables
            AND NOT EXISTS (SELECT FROM pg_publication_rel WHERE prpubid = p.oid)

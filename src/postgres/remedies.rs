@@ -1,5 +1,5 @@
-//! The statements that mend what is wrong with a server or its tables, as an operator runs them in psql. Names that come
-//! in are quoted already.
+//! The statements that mend what is wrong with a server or its tables, as an operator runs them in psql. Names that
+//! come in are quoted already.
 
 use super::names::{identifier, literal};
 

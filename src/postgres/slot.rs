@@ -76,9 +76,10 @@ pub async fn drop_slot(client: &Client, slot: &str) -> Result<(), tokio_postgres
     }
 }
 
-/// Lets the server notice within seconds when the client of the next command has gone, where its platform can (it refuses
-/// otherwise). The making of a slot does not look by itself while it waits for old transactions, which may be for days. It
-/// does not start the timer either: only an SQL statement under the setting does, and each look starts the next one.
+/// Lets the server notice within seconds when the client of the next command has gone, where its platform can (it
+/// refuses otherwise). The making of a slot does not look by itself while it waits for old transactions, which may be
+/// for days. It does not start the timer either: only an SQL statement under the setting does, and each look starts the
+/// next one.
 pub const CHECK_CLIENT: &str = "SET client_connection_check_interval = '2s'; SELECT 1";
 
 /// The command that makes the slot, on a replication connection, and exports the snapshot that is its seam.
@@ -87,8 +88,8 @@ pub fn create_command(source: &Source, server_version: u32) -> String {
     format!("CREATE_REPLICATION_SLOT {} LOGICAL pgoutput (SNAPSHOT 'export'{failover})", identifier(&source.slot))
 }
 
-/// The command that holds the slot's name for as long as the replication connection lives: while rows are drained before
-/// the slot itself is made, no other relay begins, and pollers rest.
+/// The command that holds the slot's name for as long as the replication connection lives: while rows are drained
+/// before the slot itself is made, no other relay begins, and pollers rest.
 pub fn reserve_command(source: &Source) -> String {
     format!("CREATE_REPLICATION_SLOT {} TEMPORARY LOGICAL pgoutput (SNAPSHOT 'nothing')", identifier(&source.slot))
 }

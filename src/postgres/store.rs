@@ -227,9 +227,9 @@ pub async fn mark_completed(tx: &Transaction<'_>, table: &TableName, id: i64, wo
     if rows.is_empty() { Err(StoreError::LeaseLost { id, worker: worker.to_owned() }) } else { Ok(()) }
 }
 
-/// Marks the claimed `event` as failed with `code`: it is due again at `next_attempt`, or a dead letter when its attempts
-/// are used up. The attempt was counted by the claim. Only the claim that `event` came from can fail: not a later one,
-/// though by the same worker.
+/// Marks the claimed `event` as failed with `code`: it is due again at `next_attempt`, or a dead letter when its
+/// attempts are used up. The attempt was counted by the claim. Only the claim that `event` came from can fail: not a
+/// later one, though by the same worker.
 ///
 /// # Errors
 /// [`StoreError::LeaseLost`] when `worker` does not hold the claim, else [`StoreError::Database`].

@@ -5,11 +5,11 @@ use tokio_postgres::{Client, Error, Row};
 
 use super::names::literal;
 
-/// Why a slot is not made yet: its making, by the backend `pid`, waits for every transaction that was open when it began.
-/// `None`: it waits for none just now.
+/// Why a slot is not made yet: its making, by the backend `pid`, waits for every transaction that was open when it
+/// began. `None`: it waits for none just now.
 pub async fn for_old_transactions(client: &Client, pid: i32) -> Result<Option<String>, Error> {
-    // Each transaction that writes holds a lock on its own number. Without pg_read_all_stats the beginnings of other roles'
-    // transactions are hidden.
+    // Each transaction that writes holds a lock on its own number. Without pg_read_all_stats the beginnings of other
+    // roles' transactions are hidden.
     let statement = "WITH wait AS (SELECT min(waitstart) AS since FROM pg_locks WHERE pid = $1 AND NOT granted),
          held AS (
            SELECT DISTINCT l.pid, coalesce(a.xact_start, p.prepared) AS began, p.gid, a.application_name AS name,

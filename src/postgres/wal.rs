@@ -29,9 +29,9 @@ const REPORT_EVERY: Duration = Duration::from_millis(100);
 /// How often the server hears from us and is asked to answer, at least.
 const PING_EVERY: Duration = Duration::from_secs(1);
 
-/// The server's function that warns when rows are passed over for want of a publication (`pgoutput.c`). The warning's code,
-/// `OBJECT_NOT_IN_PREREQUISITE_STATE`, is also that of others, as of a standby that the slot waits for, and its words are
-/// translated.
+/// The server's function that warns when rows are passed over for want of a publication (`pgoutput.c`). The warning's
+/// code, `OBJECT_NOT_IN_PREREQUISITE_STATE`, is also that of others, as of a standby that the slot waits for, and its
+/// words are translated.
 const LOADS_PUBLICATIONS: &str = "LoadPublications";
 
 /// Why the replication connection ended.

@@ -1,7 +1,7 @@
 //! Compensations: each due one is a request to the service that undoes such operations.
 //!
-//! A few are asked at a time, beside everything else. An attempt counts from its claim, so that one which kills the relay
-//! counts too; one that the service is not to blame for is given back.
+//! A few are asked at a time, beside everything else. An attempt counts from its claim, so that one which kills the
+//! relay counts too; one that the service is not to blame for is given back.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,8 +1,8 @@
 //! Retention: completed rows that are old enough are deleted, in small steps beside everything else.
 //!
-//! A relay that reads a part of the log again knows by the row that an event has been delivered. So a row stays, however
-//! old, until the slot has confirmed the log up to a time at which it was completed already. An idle outbox confirms
-//! nothing by itself, so that this is asked for.
+//! A relay that reads a part of the log again knows by the row that an event has been delivered. So a row stays,
+//! however old, until the slot has confirmed the log up to a time at which it was completed already. An idle outbox
+//! confirms nothing by itself, so that this is asked for.
 
 use std::time::{Duration, SystemTime};
 

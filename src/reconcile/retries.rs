@@ -45,8 +45,8 @@ impl Reconciler {
         }
     }
 
-    /// Releases blocked aggregates in which nothing waits for a retry any more: their held rows leave by id, and when the
-    /// table shows none, the aggregate is free. Returns whether none of those rows is left.
+    /// Releases blocked aggregates in which nothing waits for a retry any more: their held rows leave by id, and when
+    /// the table shows none, the aggregate is free. Returns whether none of those rows is left.
     pub(super) async fn release(&self, due: Due<'_>) -> Result<bool, Interrupted> {
         let (reply, blocked) = oneshot::channel();
         self.ask(Ask::Blocks(reply)).await?;

@@ -38,16 +38,16 @@ impl Sweep {
 }
 
 impl Reconciler {
-    /// Takes the sweep one step on: looks at pending rows when it is time, and sends those that were missed once the log
-    /// has passed them.
+    /// Takes the sweep one step on: looks at pending rows when it is time, and sends those that were missed once the
+    /// log has passed them.
     pub(super) async fn sweep(
         &self,
         due: Due<'_>,
         sweep: &mut Sweep,
         safe: &watch::Receiver<Lsn>,
     ) -> Result<(), Interrupted> {
-        // Not before the log has shown what an earlier session left: nothing is known to be missed until then, and a look at
-        // the whole of a large table would cost the server what it needs for the log.
+        // Not before the log has shown what an earlier session left: nothing is known to be missed until then, and a
+        // look at the whole of a large table would cost the server what it needs for the log.
         let shown = *safe.borrow() >= self.horizon;
         if shown && sweep.seen.is_none() && Instant::now() >= sweep.next {
             sweep.next = Instant::now() + self.sweep_interval;

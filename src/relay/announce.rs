@@ -1,8 +1,8 @@
 //! Announcements of dead letters (`dead_letter.announce`), for whoever listens.
 //!
-//! Nobody waits for them: one that cannot be sent, or that comes while too many wait, is left out. The dead letter itself
-//! is committed before. The payload stays in the table: it may be the very reason (too large, not allowed on its subject),
-//! and must not take another way past the permissions of NATS.
+//! Nobody waits for them: one that cannot be sent, or that comes while too many wait, is left out. The dead letter
+//! itself is committed before. The payload stays in the table: it may be the very reason (too large, not allowed on its
+//! subject), and must not take another way past the permissions of NATS.
 
 use std::time::Duration;
 

@@ -50,8 +50,8 @@ const TICK: Duration = Duration::from_millis(250);
 /// What the stage shares with the rest of a session.
 #[derive(Debug)]
 pub struct Wiring {
-    /// Where changes come from, one after the other: the last one first, and the next one when nothing of it is to be sent
-    /// any more.
+    /// Where changes come from, one after the other: the last one first, and the next one when nothing of it is to be
+    /// sent any more.
     pub sources: Vec<mpsc::Receiver<Vec<Change>>>,
     /// Holds every event that may be under way, so that a report never waits.
     pub reports: mpsc::Sender<Report>,
@@ -136,7 +136,8 @@ pub struct Deliver<'a> {
     /// Nothing is sent before this time.
     hold: Option<Instant>,
     pause: Pause,
-    /// Something was held since the last acknowledgement; it counts as passed once nothing is under way after this time.
+    /// Something was held since the last acknowledgement; it counts as passed once nothing is under way after this
+    /// time.
     holds: Option<Instant>,
     /// Too many rows are held behind failed ones.
     full: bool,

@@ -29,8 +29,8 @@ pub struct Drain {
 }
 
 impl Drain {
-    /// Opens the snapshot that the new slot exported, which exists only until the replication connection goes on; `None`:
-    /// one of the present.
+    /// Opens the snapshot that the new slot exported, which exists only until the replication connection goes on;
+    /// `None`: one of the present.
     pub async fn open(relay: &Relay, ground: &Ground, snapshot: Option<&str>, point: Lsn) -> Result<Self, Setback> {
         let connection = connect::sql(&relay.postgres, &session()).await?;
         WaitingRows::enter_snapshot(&connection.client, snapshot).await?;
@@ -58,8 +58,8 @@ impl Drain {
     }
 }
 
-/// Hands rows on as one transaction, whose end follows from their number. Returns that number; `None`: nobody takes them in
-/// any more.
+/// Hands rows on as one transaction, whose end follows from their number. Returns that number; `None`: nobody takes
+/// them in any more.
 pub async fn hand_on(
     mut rows: WaitingRows,
     end: impl Fn(usize) -> Lsn,

@@ -1,8 +1,8 @@
-//! Making the slot anew. The snapshot that it exports is the seam: rows that it shows are drained from the table, all others
-//! come through the slot.
+//! Making the slot anew. The snapshot that it exports is the seam: rows that it shows are drained from the table, all
+//! others come through the slot.
 //!
-//! PostgreSQL makes a slot only when every transaction that was open before has ended. That may take long; the slot's name
-//! is ours meanwhile, so that rows can be delivered from the table in rounds.
+//! PostgreSQL makes a slot only when every transaction that was open before has ended. That may take long; the slot's
+//! name is ours meanwhile, so that rows can be delivered from the table in rounds.
 
 use std::time::{Duration, Instant};
 
@@ -100,8 +100,8 @@ pub(super) fn by_hand(slot: &str, exists: bool) -> String {
     format!("run: outbox-relay slot create (in SQL: {create})")
 }
 
-/// Begins to make the slot anew, and waits for a while. Where much waits in the table, it is delivered first: a snapshot
-/// that is held for long keeps PostgreSQL from cleaning up.
+/// Begins to make the slot anew, and waits for a while. Where much waits in the table, it is delivered first: a
+/// snapshot that is held for long keeps PostgreSQL from cleaning up.
 pub async fn begin(relay: &Relay, ground: &Ground, idle: Idle, state: StateRow) -> Result<Claim, Setback> {
     let source = &relay.settings.source;
     let client = &ground.control.client;
@@ -146,8 +146,8 @@ pub async fn begin(relay: &Relay, ground: &Ground, idle: Idle, state: StateRow) 
     }
 }
 
-/// Lets PostgreSQL notice when nobody waits any more for the slot that it makes next. Where its platform cannot, another
-/// relay says who keeps the name.
+/// Lets PostgreSQL notice when nobody waits any more for the slot that it makes next. Where its platform cannot,
+/// another relay says who keeps the name.
 async fn notice_our_end(wal: &mut WalConnection<Socket>) -> Result<(), WalError> {
     match wal.query(slot::CHECK_CLIENT).await {
         Err(error @ WalError::Server { .. }) => {

@@ -129,8 +129,8 @@ fn fatal(fault: impl std::fmt::Display) -> Setback {
     Setback::Fatal(fault.to_string())
 }
 
-/// Sees to a publication that shows the outbox, as far as the relay may. What its row filter hides is left out of `tables`.
-/// Returns whether something was changed.
+/// Sees to a publication that shows the outbox, as far as the relay may. What its row filter hides is left out of
+/// `tables`. Returns whether something was changed.
 async fn mend_publication(client: &Client, source: &Source, tables: &mut Tables) -> Result<bool, Setback> {
     let (name, table) = (&source.publication, &source.table);
     match publication::check(client, name, table).await? {

@@ -1,9 +1,9 @@
 //! Rounds: while the slot is being made, waiting rows are delivered from the table, one bounded round after the other.
 //!
-//! A round begins when nothing of the one before is to be sent any more, and reads from the lowest id on, so that it misses
-//! no row that an old transaction has committed meanwhile. Rows whose outcome is known and not written yet, since someone
-//! holds their lock, are passed over. When the slot is made, the rows under way come to their end first. Then the drain of
-//! the slot's snapshot looks each row up, and finds those of the rounds done.
+//! A round begins when nothing of the one before is to be sent any more, and reads from the lowest id on, so that it
+//! misses no row that an old transaction has committed meanwhile. Rows whose outcome is known and not written yet,
+//! since someone holds their lock, are passed over. When the slot is made, the rows under way come to their end first.
+//! Then the drain of the slot's snapshot looks each row up, and finds those of the rounds done.
 
 use std::time::{Duration, Instant};
 
@@ -156,7 +156,8 @@ impl Watch<'_> {
             let look = tokio::time::timeout(making.held.timeout, self.look(making, &mut said));
             match look.await {
                 Ok(Ok(())) => {}
-                // Made in this very moment, it is nobody's until it streams; and between its name and itself it is not there.
+                // Made in this very moment, it is nobody's until it streams; and between its name and itself it is not
+                // there.
                 Ok(Err(trouble)) => match tokio::time::timeout(LOOK_EVERY, making.made()).await {
                     Ok(made) => return made,
                     Err(_) if self.look(making, &mut said).await.is_ok() => {}

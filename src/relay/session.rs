@@ -52,8 +52,8 @@ async fn hold(relay: &Relay, nats: &mut deliver::Nats, ground: &Ground, claim: C
     };
     let ended = Box::pin(stream(relay, nats, ground, taken)).await;
     if matches!(ended, Err(Setback::SourceChanged)) {
-        // Rows may have been written that the log does not show. Not before all that belongs to this session has ended: the
-        // end of its own drain says the opposite.
+        // Rows may have been written that the log does not show. Not before all that belongs to this session has ended:
+        // the end of its own drain says the opposite.
         let state = ground.state(&relay.settings.source.slot);
         answered("a change was noted", async { Ok(state.set_needs_drain(true).await?) }).await?;
     }
@@ -161,8 +161,8 @@ fn limits(relay: &Relay) -> Limits {
     }
 }
 
-/// Once every row from before the slot has its outcome, the next session needs no drain. Someone may hold the lock of the
-/// row that says so: on a connection of its own, this keeps nobody else waiting, and is tried until it is done.
+/// Once every row from before the slot has its outcome, the next session needs no drain. Someone may hold the lock of
+/// the row that says so: on a connection of its own, this keeps nobody else waiting, and is tried until it is done.
 async fn clear_needs_drain(
     relay: &Relay,
     ground: &Ground,
@@ -186,7 +186,8 @@ async fn clear_needs_drain(
     }
 }
 
-/// Not given up while the server may still carry it out: it would say of the next session what is true of this one only.
+/// Not given up while the server may still carry it out: it would say of the next session what is true of this one
+/// only.
 async fn note_drained(relay: &Relay, ground: &Ground) -> Result<(), Setback> {
     let note = async {
         let connection = connect::sql(&relay.postgres, &note_session()).await?;

@@ -231,8 +231,8 @@ async fn end_stream(stream: JoinHandle<Result<(), WalError>>, relay: &Relay, gro
     Ok(ended?)
 }
 
-/// The slot shows what cannot be read through it. Nothing after that was confirmed: the next session makes the slot anew,
-/// and finds the rows in the table.
+/// The slot shows what cannot be read through it. Nothing after that was confirmed: the next session makes the slot
+/// anew, and finds the rows in the table.
 async fn give_slot_up(relay: &Relay, ground: &Ground) -> Result<(), Setback> {
     let source = &relay.settings.source;
     ground.state(&source.slot).set_needs_drain(true).await?;

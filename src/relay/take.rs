@@ -60,8 +60,8 @@ pub struct Idle {
 }
 
 impl Idle {
-    /// Streams from `from` on, or from the slot's confirmed position where that is later; `confirmed`: what is confirmed
-    /// already.
+    /// Streams from `from` on, or from the slot's confirmed position where that is later; `confirmed`: what is
+    /// confirmed already.
     pub async fn start(self, relay: &Relay, from: Lsn, confirmed: Lsn) -> Result<(Streaming, Progress, Held), Setback> {
         let source = &relay.settings.source;
         let Self { wal, pid, timeout } = self;
@@ -173,9 +173,9 @@ async fn keep(
     Ok(Taken { streaming, progress, held, state, confirmed, drain })
 }
 
-/// The position that the table says is confirmed. A slot keeps its own only at checkpoints, so that a server which crashed
-/// finds an older one, and shows again what has its outcome: where the rows are gone by now, nothing tells that it has. A
-/// position that this server's log has not reached yet is another server's.
+/// The position that the table says is confirmed. A slot keeps its own only at checkpoints, so that a server which
+/// crashed finds an older one, and shows again what has its outcome: where the rows are gone by now, nothing tells that
+/// it has. A position that this server's log has not reached yet is another server's.
 async fn noted(ground: &Ground, row: &StateRow) -> Result<Lsn, Setback> {
     let end = slot::current_wal(&ground.control.client).await?;
     Ok(if row.confirmed <= end { row.proven() } else { Lsn::ZERO })

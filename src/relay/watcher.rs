@@ -1,5 +1,5 @@
-//! Watches the slot and the outbox table from the side: is the slot still ours, how far behind is it, and does the log still
-//! show the table?
+//! Watches the slot and the outbox table from the side: is the slot still ours, how far behind is it, and does the log
+//! still show the table?
 
 use std::time::{Duration, Instant};
 
@@ -36,8 +36,8 @@ pub struct Watcher<'a> {
 }
 
 impl Watcher<'_> {
-    /// Runs until the session stops, and stops it when the slot is no longer ours, the table is another, or the server does
-    /// not answer.
+    /// Runs until the session stops, and stops it when the slot is no longer ours, the table is another, or the server
+    /// does not answer.
     pub async fn run(self) -> Result<(), Setback> {
         let timeout = self.held.timeout;
         let every = LOOK_EVERY.min(timeout / 6);

@@ -238,9 +238,9 @@ impl WritebackStage {
         Ok(())
     }
 
-    /// Whether the place moved without outcomes being recorded, so that it is to be noted by itself: soon after the last
-    /// outcome, and every few seconds while the log grows. In an idle database nothing is written for ever: what the
-    /// note itself adds to the log lies within the reach of the note.
+    /// Whether the place moved without outcomes being recorded, so that it is to be noted by itself: soon after the
+    /// last outcome, and every few seconds while the log grows. In an idle database nothing is written for ever: what
+    /// the note itself adds to the log lies within the reach of the note.
     fn must_note(&self) -> bool {
         let (safe, noted, wish) = (*self.safe.borrow(), *self.noted.borrow(), *self.wish.borrow());
         let due = self.unnoted || safe.0.saturating_sub(noted.0) >= FAR || self.noted_at.elapsed() >= NOTE_EVERY;

@@ -234,8 +234,8 @@ impl Metrics {
         self.outbox_rows.get_or_create_owned(&[("status", status)]).get()
     }
 
-    /// Forgets what only a look at the database tells: when it cannot be asked, old values would look like good news. Only a slot that
-    /// is lost stays lost, until another one is seen in its place.
+    /// Forgets what only a look at the database tells: when it cannot be asked, old values would look like good news.
+    /// Only a slot that is lost stays lost, until another one is seen in its place.
     pub fn forget_slot(&self) {
         for known in [
             &self.slot_active,

@@ -1,7 +1,7 @@
 //! Tells systemd how the relay is (`sd_notify(3)`): ready, what it does, that it ends, and that its loop is alive.
 //!
-//! Each word is one datagram to the socket that `NOTIFY_SOCKET` names. A word that does not arrive is dropped: the relay
-//! does not depend on who watches it.
+//! Each word is one datagram to the socket that `NOTIFY_SOCKET` names. A word that does not arrive is dropped: the
+//! relay does not depend on who watches it.
 
 use std::ffi::{OsStr, OsString};
 use std::io;

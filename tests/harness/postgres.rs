@@ -153,8 +153,8 @@ impl Postgres {
         self.start_again().await;
     }
 
-    /// A restart after which the next transaction has this id, as if all before had been used up. A multiple of 2^20, so
-    /// that the server need not know what became of them.
+    /// A restart after which the next transaction has this id, as if all before had been used up. A multiple of 2^20,
+    /// so that the server need not know what became of them.
     pub async fn restart_at(&mut self, xid: u32) {
         assert!(xid.is_multiple_of(1 << 20));
         self.stop_fast().await;

@@ -26,8 +26,8 @@ pub struct Refused {
 }
 
 impl Delivery {
-    /// The event was refused, but not with its first copy, and that one may be stored: it is to be asked for, and the event
-    /// sent again if it is not. `false`: no copy but the refused one was sent.
+    /// The event was refused, but not with its first copy, and that one may be stored: it is to be asked for, and the
+    /// event sent again if it is not. `false`: no copy but the refused one was sent.
     pub fn doubt(&mut self, token: u64) -> bool {
         let Some(entry) = self.entries.get_mut(&token) else { return false };
         let Stage::Open { sent_at, first_sent, doubted, .. } = &mut entry.stage else { return false };
@@ -39,8 +39,9 @@ impl Delivery {
         true
     }
 
-    /// Events to `subject` are refused at `now`, and it is not said which. Of several under way the first may be stored, if
-    /// the subject was not refused before: then all are to be asked for, and sent again if they are not. `false`: none is.
+    /// Events to `subject` are refused at `now`, and it is not said which. Of several under way the first may be
+    /// stored, if the subject was not refused before: then all are to be asked for, and sent again if they are not.
+    /// `false`: none is.
     pub fn doubt_unnamed(&mut self, subject: &str, now: Instant) -> bool {
         let sent = self.sent_to(subject);
         if sent.len() < 2 || !self.refusals.begins(subject, now) {

@@ -62,8 +62,8 @@ impl CompensationRoute {
     }
 }
 
-/// Where the dead letter of an event is announced: `outbox-dead-letter.{aggregate_type}.{event_type}`, the values encoded
-/// as in `route.subject`.
+/// Where the dead letter of an event is announced: `outbox-dead-letter.{aggregate_type}.{event_type}`, the values
+/// encoded as in `route.subject`.
 ///
 /// # Errors
 /// When it would be longer than [`super::SUBJECT_LEN_MAX`].

@@ -29,7 +29,8 @@ fn hides_a_guard(text: &str) -> bool {
     memchr(b'N', text.as_bytes()).is_some() && GUARDS.iter().any(|guard| text.contains(guard))
 }
 
-/// Whether a stream may have this name: as nats-server's `JSMaxNameLen` and its check of names, and as a header can carry it.
+/// Whether a stream may have this name: as nats-server's `JSMaxNameLen` and its check of names, and as a header can
+/// carry it.
 ///
 /// # Errors
 /// What is wrong with it.

@@ -164,7 +164,8 @@ impl Server {
         self.settings.get(name).is_some_and(|setting| setting.reloads)
     }
 
-    /// A number: bytes where the setting is a size, milliseconds where it is a time. Negative where it means "no limit".
+    /// A number: bytes where the setting is a size, milliseconds where it is a time. Negative where it means "no
+    /// limit".
     pub fn number(&self, name: &str) -> Option<i64> {
         let setting = self.settings.get(name)?;
         let value: i64 = setting.value.parse().ok()?;

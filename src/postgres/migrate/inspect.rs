@@ -236,8 +236,8 @@ pub struct ColdIndex {
 /// The cold indexes of the events table and its partitions.
 pub(super) async fn cold_indexes(client: &Client, table: &TableName) -> Result<Vec<ColdIndex>, MigrateError> {
     let events = names::literal(&names::events(table));
-    // pg_depend knows the columns of keys, expressions and conditions alike. BRIN indexes do not stand in the way of HOT
-    // from PostgreSQL 16 on.
+    // pg_depend knows the columns of keys, expressions and conditions alike. BRIN indexes do not stand in the way of
+    // HOT from PostgreSQL 16 on.
     let sql = format!(
         "\
         SELECT format('%I.%I', n.nspname, c.relname), string_agg(DISTINCT a.attname::text, ', '), bool_or(c.relkind = 'I') \

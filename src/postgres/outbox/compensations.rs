@@ -57,8 +57,8 @@ pub struct Claim<'a> {
 const DUE: &str = "status IN ('pending', 'retrying') AND (next_retry_at IS NULL OR next_retry_at <= now())";
 
 impl Claim<'_> {
-    /// Takes a lease on at most `limit` due compensations, the oldest first, and counts the attempt. Payloads over `cap`
-    /// bytes are left behind.
+    /// Takes a lease on at most `limit` due compensations, the oldest first, and counts the attempt. Payloads over
+    /// `cap` bytes are left behind.
     pub async fn due(&self, limit: usize, lease: Duration, cap: usize) -> Result<Vec<Compensation>, Error> {
         let statement = format!(
             "WITH due AS MATERIALIZED (

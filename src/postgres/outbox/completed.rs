@@ -54,8 +54,8 @@ impl<'a> Completed<'a> {
         Ok(CompletedRows { read: self, until, after: (since, i64::MIN) })
     }
 
-    /// Those of the rows that are still there and completed, whole, in the order of their ids: the first of them that fit
-    /// into some megabytes. Payloads over `cap` bytes are left behind.
+    /// Those of the rows that are still there and completed, whole, in the order of their ids: the first of them that
+    /// fit into some megabytes. Payloads over `cap` bytes are left behind.
     pub async fn events(&self, ids: &[i64], cap: usize) -> Result<Vec<Decoded>, Error> {
         let statement = format!(
             "SELECT {} FROM (

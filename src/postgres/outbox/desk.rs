@@ -88,8 +88,8 @@ impl<T> Page<T> {
     }
 }
 
-/// Text for people to read. Where the database's encoding is SQL_ASCII it may hold bytes that are no UTF-8: one such row must
-/// not hide the others, so U+FFFD stands for them.
+/// Text for people to read. Where the database's encoding is SQL_ASCII it may hold bytes that are no UTF-8: one such
+/// row must not hide the others, so U+FFFD stands for them.
 fn text(row: &Row, column: &str) -> Result<String, Error> {
     Ok(lossy(row.try_get(column)?))
 }

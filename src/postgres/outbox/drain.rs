@@ -36,8 +36,8 @@ impl WaitingRows {
         Ok(!client.query_typed(&statement, &[]).await?.is_empty())
     }
 
-    /// Begins to read, on a connection inside the transaction whose snapshot counts where there is one, at most `limit` rows.
-    /// Payloads over `cap` bytes are left behind.
+    /// Begins to read, on a connection inside the transaction whose snapshot counts where there is one, at most `limit`
+    /// rows. Payloads over `cap` bytes are left behind.
     pub async fn read(client: &Client, tables: &Tables, cap: usize, limit: Option<usize>) -> Result<Self, Error> {
         let limit = limit.map_or_else(String::new, |limit| format!(" LIMIT {limit}"));
         let statement =

@@ -13,12 +13,13 @@ use crate::postgres::names::literal;
 /// Bytes of payloads read in one pass, about.
 const PASS_BYTES: i64 = 8 * 1024 * 1024;
 
-/// A row that the log should have shown, or that waits for nothing: a failed one without a date is due, as for a poller.
+/// A row that the log should have shown, or that waits for nothing: a failed one without a date is due, as for a
+/// poller.
 const MISSED: &str =
     "next_retry_at IS NULL AND (status IN ('pending', 'failed') OR (status = 'processing' AND locked_at IS NULL))";
 
-/// Tells a row from one that has its id in a table that was emptied or made anew since. Not the event's id itself, which
-/// may be no UTF-8.
+/// Tells a row from one that has its id in a table that was emptied or made anew since. Not the event's id itself,
+/// which may be no UTF-8.
 const MARK: &str = "hashtextextended(event_id::text, 0)";
 
 /// A row that the sweep saw.
@@ -58,8 +59,8 @@ pub async fn snapshot(client: &Client) -> Result<String, Error> {
     rows.first().map_or(Ok(String::new()), |row| row.try_get(0))
 }
 
-/// Every aggregate with a row that failed, is held, or is a poller's under a lease, as it stands in the table. Not those
-/// whose names are not UTF-8: no event of theirs is ever sent.
+/// Every aggregate with a row that failed, is held, or is a poller's under a lease, as it stands in the table. Not
+/// those whose names are not UTF-8: no event of theirs is ever sent.
 pub async fn blocked(client: &Client, tables: &Tables) -> Result<Vec<HeldRows>, Error> {
     let statement = format!(
         "SELECT tenant_id::text, aggregate_type::text, aggregate_id::text, count(*)
@@ -138,8 +139,8 @@ impl Due<'_> {
         rows.iter().map(|row| Ok(usize::try_from(row.try_get::<_, i64>(0)?).unwrap_or(usize::MAX))).collect()
     }
 
-    /// Pending or failed, undated rows above `low`, in the order of their ids, at most `limit`. A row that an older schema
-    /// left in `processing` without a lease counts as one whose lease ended.
+    /// Pending or failed, undated rows above `low`, in the order of their ids, at most `limit`. A row that an older
+    /// schema left in `processing` without a lease counts as one whose lease ended.
     pub async fn pending_after(&self, low: i64, limit: usize) -> Result<Vec<Seen>, Error> {
         let statement = format!(
             "SELECT id, {MARK} FROM {} e WHERE id > $1 AND {MISSED} ORDER BY id LIMIT {limit}",
@@ -149,8 +150,8 @@ impl Due<'_> {
         rows.iter().map(|row| Ok(Seen { id: row.try_get(0)?, mark: row.try_get(1)? })).collect()
     }
 
-    /// Those of the rows that are still pending and undated, in the order of their ids. One that is not new cannot be held
-    /// in the table, and may be what its aggregate waits for: it passes a block.
+    /// Those of the rows that are still pending and undated, in the order of their ids. One that is not new cannot be
+    /// held in the table, and may be what its aggregate waits for: it passes a block.
     pub async fn still_pending(&self, seen: &[Seen]) -> Result<Vec<DueRow>, Error> {
         let (ids, marks): (Vec<i64>, Vec<i64>) = seen.iter().map(|seen| (seen.id, seen.mark)).unzip();
         let condition = format!("id = ANY($2) AND {MARK} = ANY($3) AND {MISSED}");
@@ -164,7 +165,8 @@ impl Due<'_> {
         rows.first().map_or(Ok(None), |row| row.try_get(0))
     }
 
-    /// Which tables the rows stand in: changes when a partition is attached or detached, also when the same one comes back.
+    /// Which tables the rows stand in: changes when a partition is attached or detached, also when the same one comes
+    /// back.
     pub async fn partitions(&self) -> Result<Option<String>, Error> {
         let statement = format!(
             "SELECT string_agg(concat_ws(':', t.relid::oid, i.xmin), ' ' ORDER BY t.relid::oid)
@@ -211,8 +213,8 @@ impl Due<'_> {
     }
 }
 
-/// Whether the row `row` waits in the table, so that its aggregate is blocked: it failed, is held, or is a poller's under
-/// a lease.
+/// Whether the row `row` waits in the table, so that its aggregate is blocked: it failed, is held, or is a poller's
+/// under a lease.
 pub(super) fn waits(row: &str) -> String {
     format!(
         "({row}.next_retry_at IS NOT NULL AND ({row}.status IN ('failed', 'processing')

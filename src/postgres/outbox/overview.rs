@@ -33,8 +33,8 @@ pub struct Tally {
     pub count: i64,
 }
 
-/// Looks at the tables. A table of ten million completed rows is not read through: undated rows that wait are looked for
-/// among the newest, since no index shows them; what waits for a time, and dead letters, have an index.
+/// Looks at the tables. A table of ten million completed rows is not read through: undated rows that wait are looked
+/// for among the newest, since no index shows them; what waits for a time, and dead letters, have an index.
 pub async fn overview(client: &Client, source: &Source) -> Result<Overview, Error> {
     let tables = Tables::of(&source.table);
     let events = &tables.events;

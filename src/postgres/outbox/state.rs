@@ -29,7 +29,8 @@ pub struct StateRow {
 }
 
 impl StateRow {
-    /// The position before which everything has its outcome, for certain: what was noted may reach a little ahead of it.
+    /// The position before which everything has its outcome, for certain: what was noted may reach a little ahead of
+    /// it.
     pub fn proven(&self) -> Lsn {
         Lsn(self.confirmed.0.saturating_sub(NOTE_REACH))
     }

@@ -167,8 +167,8 @@ impl<'a> Writeback<'a> {
         Ok(positions.into_iter().filter_map(|position| token_at(reports, position)).collect())
     }
 
-    /// Holds the rows, but for those of aggregates in which a failure is `unwritten`. Returns the tokens of the reports that
-    /// were written: none behind another of its aggregate that could not be had.
+    /// Holds the rows, but for those of aggregates in which a failure is `unwritten`. Returns the tokens of the reports
+    /// that were written: none behind another of its aggregate that could not be had.
     async fn hold(
         &self,
         reports: &[Report],

@@ -56,10 +56,11 @@ pub(super) fn complete_sql(tables: &Tables, on_success: OnSuccess, skip_locked: 
     )
 }
 
-/// One transaction counts the failure (unless the event is spared) and, when it was the last, writes the dead letter and the compensation that it asks
-/// for. Returns the status, and whether that compensation is there (null: none is asked for). A row that counts more
-/// failures than the event knew of was written by an earlier try of the same. What an adopted table allows to be longer
-/// than a dead letter's columns is cut: it must not keep the dead letter from being written.
+/// One transaction counts the failure (unless the event is spared) and, when it was the last, writes the dead letter
+/// and the compensation that it asks for. Returns the status, and whether that compensation is there (null: none is
+/// asked for). A row that counts more failures than the event knew of was written by an earlier try of the same. What
+/// an adopted table allows to be longer than a dead letter's columns is cut: it must not keep the dead letter from
+/// being written.
 pub(super) fn fail_sql(tables: &Tables) -> String {
     let Tables { events, dead_letter, compensate, .. } = tables;
     let state = place_sql(tables, 6);
@@ -94,9 +95,9 @@ pub(super) fn fail_sql(tables: &Tables) -> String {
     )
 }
 
-/// Holds rows until the reconciler releases them: also one that its producer had dated and that has come due, which would
-/// stay due for ever otherwise. Behind a row that is locked or not visible yet, none of the same aggregate, which `$6`
-/// numbers, is held: the next session might release it before that one.
+/// Holds rows until the reconciler releases them: also one that its producer had dated and that has come due, which
+/// would stay due for ever otherwise. Behind a row that is locked or not visible yet, none of the same aggregate, which
+/// `$6` numbers, is held: the next session might release it before that one.
 pub(super) fn hold_sql(tables: &Tables) -> String {
     let Tables { events, .. } = tables;
     let state = place_sql(tables, 3);
@@ -123,7 +124,8 @@ pub(super) fn hold_sql(tables: &Tables) -> String {
     )
 }
 
-/// The dead letter of an event whose row is gone, once (but for events whose id could not be read), and the compensation that it asks for. Returns whether that is there.
+/// The dead letter of an event whose row is gone, once (but for events whose id could not be read), and the
+/// compensation that it asks for. Returns whether that is there.
 pub(super) fn bury_sql(tables: &Tables) -> String {
     let Tables { dead_letter, compensate, .. } = tables;
     format!(

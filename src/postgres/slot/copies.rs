@@ -1,8 +1,8 @@
 //! What a primary can tell of the standbys that a slot with `failover` (PostgreSQL 17 and later) is for.
 //!
-//! Whether a standby's copy of the slot is synchronised only that standby knows. But one that keeps a copy needs a physical
-//! slot and `hot_standby_feedback`, and feeds back the `catalog_xmin` of its own slots, which for a copy is never newer than
-//! that of the original. So a primary can see that there is surely no copy.
+//! Whether a standby's copy of the slot is synchronised only that standby knows. But one that keeps a copy needs a
+//! physical slot and `hot_standby_feedback`, and feeds back the `catalog_xmin` of its own slots, which for a copy is
+//! never newer than that of the original. So a primary can see that there is surely no copy.
 
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Error};
@@ -10,11 +10,11 @@ use tokio_postgres::{Client, Error};
 /// What the primary sees.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Copies {
-    /// Standbys that may keep a copy: of 0 it is certain. `None` where there are no standbys with a slot of their own, or
-    /// no copies (PostgreSQL 16 and earlier).
+    /// Standbys that may keep a copy: of 0 it is certain. `None` where there are no standbys with a slot of their own,
+    /// or no copies (PostgreSQL 16 and earlier).
     pub kept: Option<i64>,
-    /// Slots named in `synchronized_standby_slots` that do not exist or that nobody uses: the server sends nothing that they
-    /// have not received. `None` where the slot waits for none.
+    /// Slots named in `synchronized_standby_slots` that do not exist or that nobody uses: the server sends nothing that
+    /// they have not received. `None` where the slot waits for none.
     pub missing: Option<i64>,
 }
 

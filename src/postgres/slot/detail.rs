@@ -132,7 +132,8 @@ fn read(row: &Row) -> Result<SlotDetail, Error> {
 /// Makes the slot as the relay does, but without exporting a snapshot. It waits for the transactions that are open at
 /// the time. Returns where the slot begins.
 pub async fn create_slot(client: &Client, source: &Source, server_version: u32) -> Result<Option<Lsn>, Error> {
-    // A command that is interrupted does not keep the name. Where the server cannot notice that, it still makes the slot.
+    // A command that is interrupted does not keep the name. Where the server cannot notice that, it still makes the
+    // slot.
     let _ = client.batch_execute(super::CHECK_CLIENT).await;
     let failover = if server_version >= 170_000 { ", false, false, $2" } else { "" };
     let statement = format!("SELECT lsn::text FROM pg_create_logical_replication_slot($1, 'pgoutput'{failover})");

@@ -70,8 +70,8 @@ impl Deliver<'_> {
         }
     }
 
-    /// The event failed for its own sake, or nothing at all is accepted: then nothing is counted against it, it waits in
-    /// the table, and delivery pauses. What comes behind it shows whether others are accepted.
+    /// The event failed for its own sake, or nothing at all is accepted: then nothing is counted against it, it waits
+    /// in the table, and delivery pauses. What comes behind it shows whether others are accepted.
     ///
     /// Where an earlier copy of it had no answer, the stream is asked for that one before: a retry might come when the
     /// stream has forgotten its id, and store another.

@@ -1,7 +1,7 @@
 //! Looks rows up in the table that an earlier session may have sent already.
 //!
-//! On a connection of its own: someone may hold the table's lock for long, and meanwhile the slot is still to be watched,
-//! and acknowledgements are to be taken in.
+//! On a connection of its own: someone may hold the table's lock for long, and meanwhile the slot is still to be
+//! watched, and acknowledgements are to be taken in.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -31,8 +31,9 @@ pub(super) struct Looked {
 }
 
 impl Deliver<'_> {
-    /// Receives a batch. Of rows that an earlier session may have sent already, those that have an outcome since, or that
-    /// someone else has taken, are left to the table: they are looked up first, together with what waits behind them.
+    /// Receives a batch. Of rows that an earlier session may have sent already, those that have an outcome since, or
+    /// that someone else has taken, are left to the table: they are looked up first, together with what waits behind
+    /// them.
     pub(super) fn receive(&mut self, mut batch: Vec<Change>) {
         let mut doubtful = doubtful(&batch, self.shared.horizon);
         while !doubtful.is_empty()

@@ -1,4 +1,5 @@
-//! From what was read from the table to what comes next, which may show the same events again: the log, or another round.
+//! From what was read from the table to what comes next, which may show the same events again: the log, or another
+//! round.
 //!
 //! Outcomes that are known and not written yet keep nothing waiting. Someone may hold the lock of a row for long, and
 //! meanwhile the log would be left unread.
@@ -15,9 +16,9 @@ use crate::flow::event::{Event, Report};
 pub(super) struct Seam {
     /// Of what is read now, and of what the reconciler found, by their tokens.
     unrecorded: HashMap<u64, (i64, ByteString)>,
-    /// Those that had no outcome in the table when the next source, or round, could begin: it may show them as waiting, also
-    /// when their outcome is written by the time they are taken in. By both ids, since a truncated table may count its rows
-    /// from one again.
+    /// Those that had no outcome in the table when the next source, or round, could begin: it may show them as waiting,
+    /// also when their outcome is written by the time they are taken in. By both ids, since a truncated table may count
+    /// its rows from one again.
     passed: HashSet<(i64, ByteString)>,
 }
 
@@ -46,8 +47,8 @@ impl Deliver<'_> {
         self.wiring.sources.len() > 1 || self.wiring.decided.is_some()
     }
 
-    /// Goes on to the next source, or round, once nothing of the present one is to be sent any more. The last source ends
-    /// when all is settled.
+    /// Goes on to the next source, or round, once nothing of the present one is to be sent any more. The last source
+    /// ends when all is settled.
     pub(super) fn go_on(&mut self) {
         if let Some(decided) = &self.wiring.decided
             && *decided.borrow() < self.taken_in
@@ -66,8 +67,8 @@ impl Deliver<'_> {
         }
     }
 
-    /// Whether the event came from the table before, and its outcome is known. The position is not confirmed beyond it all
-    /// the same: in the ledger, it stands before what comes now.
+    /// Whether the event came from the table before, and its outcome is known. The position is not confirmed beyond it
+    /// all the same: in the ledger, it stands before what comes now.
     pub(super) fn is_shown_again(&self, event: &Event) -> bool {
         self.seam.is_passed(event) && self.is_doubtful(event)
     }

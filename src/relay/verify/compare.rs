@@ -11,7 +11,8 @@ use crate::nats::ids::{Start, Walk};
 use crate::nats::stream::{Stream, StreamFacts};
 use crate::postgres::outbox::CompletedRow;
 
-/// By how much the clocks of PostgreSQL and NATS may differ before the comparison takes longer. It is right all the same.
+/// By how much the clocks of PostgreSQL and NATS may differ before the comparison takes longer. It is right all the
+/// same.
 const SKEW: Duration = Duration::from_secs(10);
 
 /// Ids that were read before their rows, kept in each of two generations.
@@ -36,9 +37,10 @@ impl<'a> Compare<'a> {
         Self { stream, walk, at: Timestamp::MIN, ahead: Ahead::default(), suspects: Vec::new(), expired: 0 }
     }
 
-    /// Looks for rows, given in the order of their creation, among the messages that were stored around their time. An event
-    /// is stored after its row was created and before its outcome was written; what does not keep to that (clocks that
-    /// differ, times that a producer made up, repaired events, the few that took much longer than others) becomes suspect.
+    /// Looks for rows, given in the order of their creation, among the messages that were stored around their time. An
+    /// event is stored after its row was created and before its outcome was written; what does not keep to that (clocks
+    /// that differ, times that a producer made up, repaired events, the few that took much longer than others) becomes
+    /// suspect.
     pub async fn chunk(&mut self, rows: Vec<CompletedRow>) -> Result<(), Failure> {
         let Some(first) = rows.iter().map(|row| row.created_at.min(row.processed_at)).min() else { return Ok(()) };
         let last = nearly_last(&rows).unwrap_or(first);
@@ -132,17 +134,18 @@ impl Ahead {
     }
 }
 
-/// When nearly all of the rows had their outcome. The last hundredth may have had to wait for a retry, and would have all
-/// that came meanwhile read for its sake.
+/// When nearly all of the rows had their outcome. The last hundredth may have had to wait for a retry, and would have
+/// all that came meanwhile read for its sake.
 fn nearly_last(rows: &[CompletedRow]) -> Option<SystemTime> {
     let mut times: Vec<SystemTime> = rows.iter().map(|row| row.processed_at).collect();
     let place = times.len().saturating_sub(1 + times.len() / 100);
     (place < times.len()).then(|| *times.select_nth_unstable(place).1)
 }
 
-/// Whether the stream's limits would have removed the row's message by now. Its time is taken to be when the outcome was
-/// written, which follows the store closely: near the edge it counts as removed. A limit on size removes the oldest messages
-/// only: what was stored after the oldest one that is left, or before this very stream was made, was not removed by it.
+/// Whether the stream's limits would have removed the row's message by now. Its time is taken to be when the outcome
+/// was written, which follows the store closely: near the edge it counts as removed. A limit on size removes the oldest
+/// messages only: what was stored after the oldest one that is left, or before this very stream was made, was not
+/// removed by it.
 fn expired(row: &CompletedRow, facts: &StreamFacts) -> bool {
     let edge = |oldest: SystemTime| oldest.checked_add(SKEW).unwrap_or(oldest);
     let too_old = facts.max_age.and_then(|age| SystemTime::now().checked_sub(age)).map(edge);

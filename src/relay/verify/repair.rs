@@ -21,7 +21,8 @@ use crate::relay::prepare;
 
 /// Events that are on their way at a time.
 const BATCH: usize = 256;
-/// How long an acknowledged message may take to be seen: in a cluster another server may be asked than the one that stored it.
+/// How long an acknowledged message may take to be seen: in a cluster another server may be asked than the one that
+/// stored it.
 const SEEN: Duration = Duration::from_secs(10);
 /// The longest duplicate window that is waited for.
 const LONGEST_WINDOW: Duration = Duration::from_mins(10);
@@ -79,7 +80,8 @@ impl<'a> Repair<'a> {
         }
     }
 
-    /// Sends the events of these rows, in their order, and makes sure that each can be read. Gives the outcome of each row.
+    /// Sends the events of these rows, in their order, and makes sure that each can be read. Gives the outcome of each
+    /// row.
     pub async fn send_again(
         &mut self,
         missing: &[CompletedRow],
@@ -178,8 +180,8 @@ impl<'a> Repair<'a> {
         Ok(seen)
     }
 
-    /// Waits until the stream has forgotten the ids of messages that it has lost, and takes the events. A repeated id does
-    /// not begin its window anew.
+    /// Waits until the stream has forgotten the ids of messages that it has lost, and takes the events. A repeated id
+    /// does not begin its window anew.
     async fn outwait(
         &mut self,
         mut ghosts: Vec<Event>,
@@ -248,8 +250,8 @@ impl<'a> Repair<'a> {
         Ok(())
     }
 
-    /// Sends those without an answer once, and takes their answers in. Returns what kept one from an answer, and whether to
-    /// pause before the next attempt.
+    /// Sends those without an answer once, and takes their answers in. Returns what kept one from an answer, and
+    /// whether to pause before the next attempt.
     async fn attempt(&mut self, events: &[Event], answers: &mut [Option<Answer>]) -> (Option<Failure>, bool) {
         let (mut waiting, mut trouble) = (HashMap::new(), None);
         for (at, event) in events.iter().enumerate() {

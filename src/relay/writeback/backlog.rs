@@ -11,8 +11,8 @@ use crate::flow::event::Report;
 
 /// Rows in one statement, at most.
 const BATCH: usize = 1000;
-/// How often outcomes are committed, at most, unless a whole batch waits: each commit makes the server wait for its disk,
-/// and few large ones leave it more time for those of the applications.
+/// How often outcomes are committed, at most, unless a whole batch waits: each commit makes the server wait for its
+/// disk, and few large ones leave it more time for those of the applications.
 const GATHER: Duration = Duration::from_millis(10);
 /// How soon a row that could not be had is tried again; it doubles up to the longest.
 const SOON: Duration = Duration::from_millis(20);
@@ -36,8 +36,8 @@ struct Late {
     report: Report,
 }
 
-/// Lets outcomes gather after a batch that was begun at `began`. A lone one, a full batch, and the last ones of a session
-/// do not wait.
+/// Lets outcomes gather after a batch that was begun at `began`. A lone one, a full batch, and the last ones of a
+/// session do not wait.
 pub(super) async fn gather(reports: &Receiver<Report>, began: Instant) {
     if reports.len() < BATCH && !reports.is_closed() {
         sleep_until((began + GATHER).into()).await;

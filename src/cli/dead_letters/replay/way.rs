@@ -13,8 +13,8 @@ use crate::nats::presence::Presence;
 use crate::nats::stream::{Stream, StreamFacts};
 use crate::postgres::outbox::desk::{Candidate, Replay};
 
-/// By how much the clocks of the servers may differ, and how much earlier than it failed first an event whose row is gone
-/// may have been sent.
+/// By how much the clocks of the servers may differ, and how much earlier than it failed first an event whose row is
+/// gone may have been sent.
 const SKEW: SignedDuration = SignedDuration::from_mins(5);
 /// Characters of an event's id, at most.
 const LONGEST: usize = 64;
@@ -75,7 +75,8 @@ fn way(letter: &Candidate, presence: &Presence, window: Duration) -> Replay {
     }
     let window = SignedDuration::try_from(window).unwrap_or(SignedDuration::MAX).saturating_add(SKEW);
     let window_begins = Timestamp::now().checked_sub(window).unwrap_or(Timestamp::UNIX_EPOCH);
-    // It was sent before it was dead, so a copy that was removed was stored by then, and by the time of the last removal.
+    // It was sent before it was dead, so a copy that was removed was stored by then, and by the time of the last
+    // removal.
     let dead_at = SignedDuration::try_from_secs_f64(letter.dead_seconds).ok();
     let dead_at = dead_at.and_then(|span| Timestamp::now().checked_sub(span).ok()).unwrap_or(Timestamp::UNIX_EPOCH);
     match presence.removed_until {

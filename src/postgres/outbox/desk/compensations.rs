@@ -95,8 +95,8 @@ impl Desk<'_> {
         Ok(self.rows(&statement, &[(&id, Type::INT8), (&payload, Type::BOOL)], read_story).await?.pop())
     }
 
-    /// Makes a compensation due now; one that was given to a person gets its attempts again, and goes back to the service.
-    /// `false`: it is in no state for that.
+    /// Makes a compensation due now; one that was given to a person gets its attempts again, and goes back to the
+    /// service. `false`: it is in no state for that.
     pub async fn retry_compensation(&self, id: i64) -> Result<bool, Error> {
         self.change(
             "status = 'pending', next_retry_at = now(), locked_by = NULL, locked_at = NULL,

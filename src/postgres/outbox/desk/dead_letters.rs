@@ -126,8 +126,8 @@ impl Desk<'_> {
         self.rows(&statement, &[(&id, Type::INT8)], read).await
     }
 
-    /// Puts dead letters away: somebody has dealt with them. Those that were handled before stay as they are. Returns the
-    /// ids of those that were open.
+    /// Puts dead letters away: somebody has dealt with them. Those that were handled before stay as they are. Returns
+    /// the ids of those that were open.
     pub async fn resolve_dead_letters(&self, ids: &[i64], notes: Option<&str>) -> Result<Vec<i64>, Error> {
         let statement = format!(
             "UPDATE {} SET handled = true, handled_at = now(), handler_notes = $2

@@ -20,7 +20,8 @@ pub struct Candidate {
     /// The event's row, if it is still there.
     pub row_id: Option<i64>,
     pub row_status: Option<String>,
-    /// Whether what is kept would make a row again: a payload that could not be read, or names that were empty, would not.
+    /// Whether what is kept would make a row again: a payload that could not be read, or names that were empty, would
+    /// not.
     pub is_whole: bool,
     /// Compensations of it that are not abandoned.
     pub compensations: Vec<i64>,
@@ -80,13 +81,12 @@ impl Desk<'_> {
         Ok(counts.first().copied().unwrap_or_default())
     }
 
-    /// Puts the events of dead letters back, each with its way, in one transaction that also marks the letters as handled.
-    /// What was put back meanwhile by someone else is left out. Attempts start over.
+    /// Puts the events of dead letters back, each with its way, in one transaction that also marks the letters as
+    /// handled. What was put back meanwhile by someone else is left out. Attempts start over.
     ///
-    /// A row that is there comes back in its place: as the failed one that its aggregate waits for, unless an earlier one
-    /// is that already; later ones that failed come again behind it, as if for the first time: the relay
-    /// holds them as long as it has to. With `ordered` false nobody waits. A row that is
-    /// gone is made anew, and comes last.
+    /// A row that is there comes back in its place: as the failed one that its aggregate waits for, unless an earlier
+    /// one is that already; later ones that failed come again behind it, as if for the first time: the relay holds them
+    /// as long as it has to. With `ordered` false nobody waits. A row that is gone is made anew, and comes last.
     pub async fn replay(&self, letters: &[(i64, Replay)], ordered: bool, again: bool) -> Result<Vec<Replayed>, Error> {
         let ids: Vec<i64> = letters.iter().map(|(id, _)| *id).collect();
         let names: Vec<Option<&str>> = letters

@@ -6,9 +6,9 @@ use tokio_postgres::types::Type;
 use super::{Desk, EventFilter, same_aggregate, waits};
 
 impl Desk<'_> {
-    /// Makes failed rows due now; `reset`: they get their attempts again. With `ordered`, a row that comes behind one of
-    /// its aggregate that waits is left as it is, since it may not overtake. Returns the ids of those that are due now,
-    /// each with its event's.
+    /// Makes failed rows due now; `reset`: they get their attempts again. With `ordered`, a row that comes behind one
+    /// of its aggregate that waits is left as it is, since it may not overtake. Returns the ids of those that are due
+    /// now, each with its event's.
     pub async fn retry(&self, ids: &[i64], reset: bool, ordered: bool) -> Result<Vec<(i64, String)>, Error> {
         let statement = format!(
             "UPDATE {events} e SET next_retry_at = now(), updated_at = now(), version = e.version + 1,

@@ -149,13 +149,9 @@ impl Stream {
         let inbox = client.new_inbox();
         let mut messages = client.subscribe(inbox.clone()).await.map_err(|_| Failure::Disconnected)?;
         let next = self.api.subject(&format!("CONSUMER.MSG.NEXT.{}.{consumer}", self.name));
-        let (mut ids, mut asked, mut read) = (Vec::new(), 0, 0);
-        while read < wanted {
-            // The next ones are on their way while these are read.
-            while asked < wanted && asked < read + 2 * BATCH {
-                let batch = BATCH.min(wanted - asked);
-                asked += batch;
-                let body = json!({ "batch": batch, "expires": 4_000_000_000_u64 });
+        let (mut ids, mut pulls) = (Vec::new(), Pulls { wanted, ..Pulls::default() });
+        while pulls.read < wanted {
+            while let Some(body) = pulls.next() {
                 client
                     .publish_with_reply(next.clone(), inbox.clone(), Bytes::from(body.to_string()))
                     .await
@@ -165,15 +161,61 @@ impl Stream {
                 .await
                 .map_err(|_| Failure::AckTimeout)?
                 .ok_or(Failure::Disconnected)?;
-            match read_id(&message) {
-                Some(id) => ids.push(id),
+            if let Some(id) = read_id(&message) {
+                ids.push(id);
+                pulls.read += 1;
+            } else if message.status == Some(StatusCode::NOT_FOUND) {
                 // Fewer are left than were: they expired, or were removed meanwhile.
-                None if message.status == Some(StatusCode::TIMEOUT) => return Ok(ids),
-                None => return Err(unexpected(&message)),
+                return Ok(ids);
+            } else {
+                pulls.over(&message)?;
             }
-            read += 1;
         }
         Ok(ids)
+    }
+}
+
+/// What is asked for of a consumer, in messages.
+///
+/// A pull that is over before its messages have come says nothing of whether there are more: the server was slow, or they
+/// are gone. So it is asked again, and only its word that there are none is the end.
+#[derive(Debug, Default)]
+struct Pulls {
+    wanted: u64,
+    asked: u64,
+    read: u64,
+    /// Pulls were over: from then on there is one at a time, which does not wait; and how much was read when it was made.
+    anew: Option<u64>,
+    was_over: bool,
+}
+
+impl Pulls {
+    /// The next pull, if one is to be made now.
+    fn next(&mut self) -> Option<serde_json::Value> {
+        // The next messages are on their way while these are read.
+        let ahead = if self.was_over { 1 } else { 2 * BATCH };
+        if self.asked >= self.wanted || self.asked >= self.read + ahead {
+            return None;
+        }
+        let batch = BATCH.min(self.wanted - self.asked);
+        self.asked += batch;
+        if self.was_over {
+            self.anew = Some(self.read);
+            return Some(json!({ "batch": batch, "no_wait": true }));
+        }
+        Some(json!({ "batch": batch, "expires": 4_000_000_000_u64 }))
+    }
+
+    /// A pull is over, and says how many messages it did not bring.
+    fn over(&mut self, message: &Message) -> Result<(), Failure> {
+        let left = header(message.headers.as_ref(), "Nats-Pending-Messages").and_then(|left| left.parse::<u64>().ok());
+        let (Some(StatusCode::TIMEOUT), Some(left)) = (message.status, left) else { return Err(unexpected(message)) };
+        if self.anew == Some(self.read) {
+            return Err(Failure::AckTimeout);
+        }
+        self.asked = self.asked.saturating_sub(left).max(self.read);
+        self.was_over = true;
+        Ok(())
     }
 }
 
@@ -212,6 +254,42 @@ fn place(reply: &str) -> Option<(u64, Timestamp)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A pull is over without so many of its messages.
+    fn over(left: u64) -> Message {
+        let mut headers = async_nats::HeaderMap::new();
+        headers.insert("Nats-Pending-Messages", left.to_string());
+        Message {
+            subject: "_INBOX.a".into(),
+            reply: None,
+            payload: Bytes::new(),
+            headers: Some(headers),
+            status: Some(StatusCode::TIMEOUT),
+            description: None,
+            length: 0,
+        }
+    }
+
+    #[test]
+    fn what_a_pull_did_not_bring_is_asked_for_again_until_there_is_none() {
+        let mut pulls = Pulls { wanted: 2500, ..Pulls::default() };
+        let batches = |pulls: &mut Pulls| -> Vec<(u64, bool)> {
+            let next = std::iter::from_fn(|| pulls.next());
+            next.map(|body| (body["batch"].as_u64().unwrap(), body["no_wait"] == true)).collect()
+        };
+        assert_eq!(batches(&mut pulls), [(1000, false), (1000, false)]);
+        pulls.read = 400;
+        assert_eq!(batches(&mut pulls), [(500, false)]);
+        assert_eq!(pulls.over(&over(600)), Ok(()));
+        assert!(batches(&mut pulls).is_empty(), "the others may still bring theirs");
+        assert_eq!(pulls.over(&over(1000)), Ok(()));
+        assert_eq!(pulls.over(&over(500)), Ok(()));
+        assert_eq!(batches(&mut pulls), [(1000, true)]);
+        pulls.read = 900;
+        assert_eq!(pulls.over(&over(500)), Ok(()), "it brought some");
+        assert_eq!(batches(&mut pulls), [(1000, true)]);
+        assert_eq!(pulls.over(&over(1000)), Err(Failure::AckTimeout), "neither messages nor word that there are none");
+    }
 
     #[test]
     fn finds_sequence_and_time_in_both_forms_of_reply() {

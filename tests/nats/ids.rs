@@ -1,10 +1,16 @@
 //! Looking for stored messages: by their ids, by their places, by the time at which they were stored.
 
+use std::time::Duration;
+
+use futures_util::future::join_all;
 use jiff::{SignedDuration, Timestamp};
 use outbox_relay::nats::ids::Start;
+use outbox_relay::nats::stream::Stream;
+use rustix::process::Signal;
 
-use super::Rig;
+use super::{Rig, message_id, payload, settings};
 use crate::harness::nats::NatsVersion;
+use crate::harness::proxy::{Direction, Proxy};
 
 #[tokio::test]
 async fn a_message_is_found_by_its_id_from_a_place_or_a_time_on() {
@@ -41,4 +47,44 @@ async fn a_message_is_found_by_its_id_from_a_place_or_a_time_on() {
         let again = rig.take_one().await.result.unwrap();
         assert_eq!((again.duplicate, again.sequence), (true, 1234));
     }
+}
+
+/// A pull that is over because the server had no time is not the end of the stream.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reading_outlasts_a_server_that_stands_still() {
+    join_all(NatsVersion::ENDS.map(read_while_the_server_stands_still)).await;
+}
+
+async fn read_while_the_server_stands_still(version: NatsVersion) {
+    let (server, mut rig, _) = Rig::with_stream(version).await;
+    // Headers so large that a pull takes the server a while.
+    for chunk in 0..6 {
+        for number in 0..1000 {
+            let token = chunk * 1000 + number;
+            let mut headers = message_id(&token.to_string());
+            headers.set("Large", &"x".repeat(8000));
+            rig.publisher.send(token, "outbox.order.paid".to_owned(), headers, payload(1)).unwrap();
+        }
+        rig.take(1000).await;
+    }
+    let proxy = Proxy::start_nats(server.port()).await;
+    let config = settings(&format!("nats://{}", proxy.address()));
+    let reader = Rig::open(&config).await;
+    let stream = Stream::new(&reader.connection, &config);
+    let reading = tokio::spawn(async move { stream.ids_after(0, u64::MAX).await });
+    // Now and then only, so that it is at work on a pull when it stops for long.
+    let slowly = async {
+        while proxy.passed(Direction::ToClient) < 12_000_000 {
+            server.signal(Signal::CONT);
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            server.signal(Signal::STOP);
+            tokio::time::sleep(Duration::from_millis(15)).await;
+        }
+    };
+    tokio::time::timeout(super::SOON, slowly).await.expect("the reading is under way");
+    // Longer than a pull lasts, and shorter than a silence that is taken for a failure.
+    tokio::time::sleep(Duration::from_millis(4300)).await;
+    server.signal(Signal::CONT);
+    let (ids, all) = reading.await.unwrap().unwrap();
+    assert_eq!((ids.len(), all), (6_000, true), "{version:?}");
 }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use bytestring::ByteString;
 
 use super::confirm::Ledger;
-use super::event::{Event, Report};
+use super::event::{Event, Report, Settled};
 use super::floors::Floors;
 use super::lsn::Lsn;
 use super::order::{AggregateKey, Gate, Pass};
@@ -311,12 +311,12 @@ impl Delivery {
     }
 
     /// The event's outcome is committed in the table: it is no longer under way.
-    pub fn settle(&mut self, token: u64) {
+    pub fn settle(&mut self, Settled { token, gone }: Settled) {
         let Some(entry) = self.entries.remove(&token) else { return };
         // What is held keeps its payload until the table shows it.
         self.bytes -= entry.bytes;
         if entry.ledgered {
-            self.ledger.settle(token);
+            self.ledger.settle(token, entry.floor.filter(|_| gone));
         }
         if let Stage::Decided { blocks: Some(aggregate) } = &entry.stage {
             self.gate.hold_committed(aggregate);
@@ -365,12 +365,9 @@ impl Delivery {
         if self.ledger.safe() < self.start.horizon || !self.reconciled {
             return self.start.stream_seq;
         }
-        self.sent_above()
-    }
-
-    /// The sequence above which the copies stand, if they are stored, of all events that were sent and have no outcome.
-    fn sent_above(&self) -> u64 {
-        self.floors.lowest().unwrap_or(self.newest)
+        // Of what the log may show again, the table tells as long as it has the row.
+        let open = self.floors.lowest().into_iter().chain(self.ledger.gone_above());
+        open.min().unwrap_or(self.newest)
     }
 
     /// Every row that was due when the session began was sent once: none of them is left of which the stream, before

@@ -133,6 +133,14 @@ impl Report {
     }
 }
 
+/// An event whose outcome is committed in the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settled {
+    pub token: u64,
+    /// Its row is gone: should the log show the event again, only the stream can tell that it was sent.
+    pub gone: bool,
+}
+
 /// The outcome of an event.
 #[derive(Clone, Debug)]
 pub enum Outcome {

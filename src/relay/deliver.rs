@@ -29,7 +29,7 @@ use super::prepare::Ground;
 use crate::config;
 use crate::fault::{Class, Failure};
 use crate::flow::delivery::Delivery;
-use crate::flow::event::{Change, Report};
+use crate::flow::event::{Change, Report, Settled};
 use crate::flow::lsn::Lsn;
 use crate::flow::route::Router;
 use crate::nats::connect::{Connection, Inboxes, Link};
@@ -55,8 +55,8 @@ pub struct Wiring {
     pub sources: Vec<mpsc::Receiver<Vec<Change>>>,
     /// Holds every event that may be under way, so that a report never waits.
     pub reports: mpsc::Sender<Report>,
-    /// Tokens of events whose outcome is committed in the table.
-    pub settled: mpsc::Receiver<Vec<u64>>,
+    /// Events whose outcome is committed in the table.
+    pub settled: mpsc::Receiver<Vec<Settled>>,
     /// Events that cannot wait in the table, because their rows are gone.
     pub returned: mpsc::Receiver<Report>,
     /// What the reconciler asks for.
@@ -212,7 +212,7 @@ impl<'a> Deliver<'a> {
                 biased;
                 () = stop.cancelled(), if deadline.is_none() => deadline = Some(self.wind_down()),
                 settled = self.wiring.settled.recv() => match settled {
-                    Some(tokens) => self.settle(tokens),
+                    Some(settled) => self.settle(settled),
                     None => break,
                 },
                 Some(report) = self.wiring.returned.recv() => self.returned(report),
@@ -242,9 +242,10 @@ impl<'a> Deliver<'a> {
     }
 
     /// These events are no longer under way.
-    fn settle(&mut self, tokens: Vec<u64>) {
-        for token in tokens {
-            self.delivery.settle(token);
+    fn settle(&mut self, settled: Vec<Settled>) {
+        for settled in settled {
+            let token = settled.token;
+            self.delivery.settle(settled);
             self.rows.remove(&token);
             self.seam.recorded(token);
             if let Some((waited_for, ..)) = &mut self.pass {
@@ -387,7 +388,8 @@ impl<'a> Deliver<'a> {
     fn tell(&mut self) {
         let safe = self.delivery.safe();
         self.wiring.safe.send_if_modified(|told| std::mem::replace(told, safe) != safe);
-        self.wiring.stream_seq.store(self.delivery.stream_seq(), Ordering::Relaxed);
+        // Behind the position, which it belongs to: who reads it first finds that position, or a later one.
+        self.wiring.stream_seq.store(self.delivery.stream_seq(), Ordering::Release);
     }
 }
 

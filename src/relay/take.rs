@@ -177,8 +177,8 @@ async fn keep(
 /// crashed finds an older one, and shows again what has its outcome: where the rows are gone by now, nothing tells that
 /// it has. A position that this server's log has not reached yet is another server's.
 async fn noted(ground: &Ground, row: &StateRow) -> Result<Lsn, Setback> {
-    let end = slot::current_wal(&ground.control.client).await?;
-    Ok(if row.confirmed <= end { row.proven() } else { Lsn::ZERO })
+    let (proven, end) = (row.proven(), slot::current_wal(&ground.control.client).await?);
+    Ok(if proven <= end { proven } else { Lsn::ZERO })
 }
 
 /// Rows wait in the table that the slot does not show: it was confirmed past them on purpose, or it stands beyond what

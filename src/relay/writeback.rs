@@ -17,7 +17,7 @@ use tracing::{debug, warn};
 
 use super::announce::Announcer;
 use crate::config::OnSuccess;
-use crate::flow::event::{Event, Outcome, Report};
+use crate::flow::event::{Event, Outcome, Report, Settled};
 use crate::flow::lsn::Lsn;
 use crate::pause::Pause;
 use crate::postgres::connect::{self, Session, SqlConnection, Target};
@@ -48,7 +48,7 @@ pub struct WritebackStage {
     pub slot: String,
     pub on_success: OnSuccess,
     pub reports: mpsc::Receiver<Report>,
-    pub settled: mpsc::Sender<Vec<u64>>,
+    pub settled: mpsc::Sender<Vec<Settled>>,
     /// Reports of spared events whose rows are gone, so that they cannot wait in the table.
     pub returned: mpsc::Sender<Report>,
     /// No event with unrecorded outcome is stored at or below this sequence.
@@ -129,7 +129,7 @@ impl WritebackStage {
         let mut since = Instant::now();
         loop {
             if self.must_note() {
-                match answer(self.note_ahead(&writeback)).await {
+                match answer(self.note(&writeback)).await {
                     Ok(()) => self.is_free(),
                     Err(Interrupted::Sql(error)) if is_locked(&error) => self.is_locked(&connection.client).await,
                     Err(error) => return Err(error),
@@ -139,9 +139,8 @@ impl WritebackStage {
                 || (self.reports.is_closed() && since.elapsed() > PATIENCE)
             {
                 self.backlog.say_what_is_left();
-                let place = self.place();
                 // Without this note the next session only looks up more rows than it has to.
-                let _ = timeout(PATIENCE, self.note(&writeback, place)).await;
+                let _ = timeout(PATIENCE, self.note(&writeback)).await;
                 return Ok(());
             }
             if !self.reports.is_closed() {
@@ -247,22 +246,21 @@ impl WritebackStage {
         (noted < wish && wish <= safe) || (safe > noted && due && self.reports.is_empty())
     }
 
-    /// Notes the place, reaching as far as the note itself will move the log.
-    async fn note_ahead(&mut self, writeback: &Writeback<'_>) -> Result<(), tokio_postgres::Error> {
+    async fn note(&mut self, writeback: &Writeback<'_>) -> Result<(), tokio_postgres::Error> {
         let place = self.place();
-        let ahead = Lsn(place.confirmed.0.saturating_add(NOTE_REACH));
-        self.note(writeback, Place { confirmed: ahead, ..place }).await
-    }
-
-    async fn note(&mut self, writeback: &Writeback<'_>, place: Place) -> Result<(), tokio_postgres::Error> {
         writeback.note(place).await?;
         (self.unnoted, self.noted_at) = (false, Instant::now());
         self.noted.send_replace(place.confirmed);
         Ok(())
     }
 
+    /// How far things are, reaching as far as the note of it will move the log.
     fn place(&self) -> Place {
-        Place { stream_seq: self.stream_seq.load(Ordering::Relaxed), confirmed: *self.safe.borrow() }
+        // In this order: up to the sequence nothing is open that comes before the position.
+        let stream_seq = self.stream_seq.load(Ordering::Acquire);
+        let safe = *self.safe.borrow();
+        let reach = if safe == Lsn::ZERO { 0 } else { NOTE_REACH };
+        Place { stream_seq, confirmed: Lsn(safe.0.saturating_add(reach)) }
     }
 
     async fn record(
@@ -310,7 +308,8 @@ impl WritebackStage {
                     continue;
                 }
             }
-            settled.push(report.token);
+            let gone = matches!(recorded, Recorded::WithoutRow | Recorded::Row(status::DELETED));
+            settled.push(Settled { token: report.token, gone });
         }
         // The receiver is gone only when the session is: then nobody waits for it.
         let _ = self.settled.send(settled).await;

@@ -3,7 +3,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 
 use super::*;
-use crate::flow::event::{LogOrigin, Origin, Outcome};
+use crate::flow::event::{LogOrigin, Origin, Outcome, Settled};
 
 const LIMITS: Limits = Limits { events: 1000, bytes: 1 << 20, ordered: true, held: 1000 };
 
@@ -87,7 +87,7 @@ fn what_is_held_takes_the_room_of_its_payload_until_the_table_shows_it() {
     assert_eq!(refuse(&mut delivery, 0), (true, Some(Duration::from_secs(1))), "the second one is held behind it");
     assert!(delivery.admit(parcel(3, "a", "s")).is_some(), "and so is a new one");
     assert!(!delivery.has_room());
-    (0..3).for_each(|token| delivery.settle(token));
+    (0..3).for_each(|token| delivery.settle(Settled { token, gone: false }));
     assert_eq!((delivery.has_room(), delivery.bytes), (true, 0));
 }
 
@@ -117,7 +117,7 @@ fn an_event_that_was_spared_and_has_no_row_is_sent_again() {
         assert_eq!(send(&mut delivery), [token]);
         assert_eq!(delivery.safe(), Lsn::ZERO, "the slot waits for it");
         assert!(delivery.accepted(token, 1).is_some());
-        delivery.settle(token);
+        delivery.settle(Settled { token, gone: false });
         assert_eq!(delivery.safe(), Lsn(9));
         assert_eq!((delivery.is_empty(), delivery.bytes), (true, 0));
         assert_eq!(delivery.gate().all_blocks().len(), usize::from(ordered), "the table is asked whether more waits");
@@ -234,9 +234,9 @@ fn what_is_forgotten_at_the_end_leaves_nothing_behind_that_others_would_wait_for
     let refused = delivery.refused(2, refusal(), |_, _| Duration::from_secs(1));
     assert_eq!(refused.reports.len(), 1, "nobody waited behind it");
     for token in [0, 2] {
-        delivery.settle(token);
+        delivery.settle(Settled { token, gone: false });
     }
-    assert_eq!((delivery.is_empty(), delivery.bytes, delivery.sent_above()), (true, 0, 41));
+    assert_eq!((delivery.is_empty(), delivery.bytes, delivery.floors.lowest()), (true, 0, None));
     let blocks = delivery.gate().all_blocks();
     let stand = delivery.gate().blocks(&blocks);
     assert!(blocks.len() == 2 && stand.iter().all(|block| block.settled), "{stand:?}");
@@ -260,6 +260,6 @@ fn what_was_sent_and_is_forgotten_at_the_end_is_asked_for_in_the_stream_by_the_n
     assert!(delivery.admit(parcel(2, "b", "s")).is_none());
     send(&mut delivery);
     assert!(delivery.accepted(1, 42).is_some());
-    delivery.settle(1);
+    delivery.settle(Settled { token: 1, gone: false });
     assert_eq!(delivery.stream_seq(), 40);
 }

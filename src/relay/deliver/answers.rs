@@ -9,7 +9,7 @@ use super::Deliver;
 use crate::config::{self, Manage};
 use crate::fault::{Class, Failure};
 use crate::flow::delivery::{Refusal, Refused};
-use crate::flow::event::Event;
+use crate::flow::event::{Event, Settled};
 use crate::flow::retry;
 use crate::nats::connect::Link;
 use crate::nats::notice::Notice;
@@ -104,8 +104,8 @@ impl Deliver<'_> {
         for report in reports {
             self.report(report);
         }
-        let forgotten = self.delivery.take_forgotten();
-        self.settle(forgotten);
+        let forgotten = self.delivery.take_forgotten().into_iter();
+        self.settle(forgotten.map(|token| Settled { token, gone: false }).collect());
     }
 
     pub(super) fn link(&mut self, link: &Link) {

@@ -67,6 +67,17 @@ async fn thousands_of_one_refused_subject_do_not_hold_up_the_others_and_reach_th
     .await;
 }
 
+/// It is not said which of them is refused, and the stream cannot be asked for those that may be stored.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn where_the_stream_cannot_be_asked_refused_events_hold_up_nobody_for_ever() {
+    let (_nats, scene) = scene("mistyped\", \"$JS.API.CONSUMER.CREATE.>").await;
+    let _relay = scene.relay().await;
+    scene.sql(&(insert("mistyped", 20) + &insert("good", 5))).await;
+    scene.wait_completed(5).await;
+    scene.wait_number("SELECT count(*) FROM outbox_dead_letter WHERE error_code = 'permission_denied'", 20).await;
+    assert_eq!(scene.number(COUNTED).await, 2 * 20);
+}
+
 /// Nothing may be published any more: nobody is blamed, also not events whose rows are gone and cannot wait.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn permissions_withdrawn_for_everything_blame_nobody() {

@@ -56,6 +56,16 @@ impl Delivery {
         true
     }
 
+    /// The stream cannot be asked: whether copies of refused events are stored stays unknown, and they are sent as if none
+    /// were.
+    pub fn end_doubts(&mut self) {
+        for entry in self.entries.values_mut() {
+            if let Stage::Open { first_sent, doubted: doubted @ true, .. } = &mut entry.stage {
+                (*first_sent, *doubted) = (None, false);
+            }
+        }
+    }
+
     /// The event failed for its own sake, unless everything fails. `retry_in` tells when it is tried again, as it is
     /// spared or not.
     pub fn refused(

@@ -6,7 +6,7 @@ use bytestring::ByteString;
 use tracing::{info, warn};
 
 use super::Deliver;
-use crate::fault::Failure;
+use crate::fault::{Class, Failure};
 use crate::nats::ids::Start;
 use crate::nats::stream::Stream;
 
@@ -73,7 +73,18 @@ impl Deliver<'_> {
                     self.report(report);
                 }
             }
-            Err(failure) => self.hold_for(&failure),
+            Err(failure) => {
+                if failure.class() != Class::Transient {
+                    // Nor can it be later: events that are refused must not keep others waiting for ever.
+                    warn!(
+                        code = failure.code(),
+                        hint = failure.hint(),
+                        "the stream cannot be asked for events that were refused"
+                    );
+                    self.delivery.end_doubts();
+                }
+                self.hold_for(&failure);
+            }
         }
     }
 }

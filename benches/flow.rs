@@ -90,7 +90,7 @@ fn stages() -> [Stage; 5] {
         ledger.begin();
         ledger.add(number);
         ledger.commit(Lsn(number));
-        ledger.settle(number);
+        ledger.settle(number, None);
         black_box(ledger.safe());
     };
     [

@@ -1,6 +1,7 @@
 //! The resume guard: beyond the duplicate window only the stream itself can tell whether it has an event.
 
 use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasher as _, RandomState};
 
 use bytestring::ByteString;
 use tracing::{info, warn};
@@ -10,48 +11,62 @@ use crate::fault::{Class, Failure};
 use crate::nats::ids::Start;
 use crate::nats::stream::Stream;
 
-/// Ids kept, at most: what an earlier session may have left open is far less, so more belong to others.
-const IDS_MAX: usize = 500_000;
+/// Ids kept, at most, about: what an earlier session may have left open is far less, so more belong to others. Fewer than
+/// make a table of twice the size, which has room for seven eighths of 2^20.
+const IDS_MAX: usize = 850_000;
 
 /// The events that the stream is seen to hold: where each stands.
+///
+/// By two hashes of its id, which take a fraction of its room. That two ids share both has a chance of 1 in 2^128, and
+/// nobody who chooses ids knows the keys.
 #[derive(Debug, Default)]
-pub struct Known(HashMap<Box<str>, u64>);
+pub struct Known {
+    hashers: [RandomState; 2],
+    places: HashMap<[u64; 2], u64>,
+}
 
 impl Known {
     /// Reads the ids of everything stored after `sequence`.
     pub async fn read(stream: &Stream, sequence: u64) -> Result<Self, Failure> {
-        let (mut known, mut walk) = (HashMap::new(), stream.walk(Start::After(sequence)));
-        while let Some(stored) = walk.next().await? {
-            if known.len() > IDS_MAX {
-                warn!(
-                    from = stored.first().map_or(sequence, |first| first.sequence),
-                    "the stream holds more new messages than the relay can compare; for older events only the \
-                     duplicate window protects from a second copy"
-                );
-                break;
-            }
-            known.extend(stored.into_iter().filter_map(|stored| Some((stored.id?.into_boxed_str(), stored.sequence))));
-        }
-        Ok(Self(known))
+        Self::collect(stream, sequence, |_| true).await
     }
 
     /// Of these events, those that are stored after `sequence`, however many others are.
     pub async fn of(events: HashSet<ByteString>, stream: &Stream, sequence: u64) -> Result<Self, Failure> {
-        let (mut known, mut walk) = (HashMap::new(), stream.walk(Start::After(sequence)));
+        Self::collect(stream, sequence, |id| events.contains(id)).await
+    }
+
+    async fn collect(stream: &Stream, sequence: u64, wanted: impl Fn(&str) -> bool) -> Result<Self, Failure> {
+        let (mut known, mut walk) = (Self::default(), stream.walk(Start::After(sequence)));
         while let Some(stored) = walk.next().await? {
-            let named = stored.into_iter().filter_map(|stored| Some((stored.id?.into_boxed_str(), stored.sequence)));
-            known.extend(named.filter(|(id, _)| events.contains(&**id)));
+            if known.len() > IDS_MAX {
+                warn!(
+                    from = stored.first().map_or(sequence, |first| first.sequence),
+                    "the stream holds more new messages than the relay can compare; from there on only the duplicate \
+                     window protects from a second copy"
+                );
+                break;
+            }
+            for stored in stored {
+                if let Some(id) = stored.id.filter(|id| wanted(id)) {
+                    known.places.insert(known.key(&id), stored.sequence);
+                }
+            }
         }
-        Ok(Self(known))
+        Ok(known)
+    }
+
+    fn key(&self, event_id: &str) -> [u64; 2] {
+        self.hashers.each_ref().map(|hasher| hasher.hash_one(event_id))
     }
 
     /// Where the event stands in the stream.
     pub fn get(&self, event_id: &str) -> Option<&u64> {
-        self.0.get(event_id)
+        if self.places.is_empty() { None } else { self.places.get(&self.key(event_id)) }
     }
 
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.places.len()
     }
 }
 

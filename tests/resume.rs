@@ -191,6 +191,27 @@ async fn what_was_deleted_just_before_a_kill_is_not_sent_after_the_window() {
     assert_eq!(publishes(&relay).await, (Some(1.0), Some(0.0)));
 }
 
+/// Rows were read from the table and deleted; then the log shows them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_drained_and_deleted_is_not_sent_again_when_the_log_shows_it() {
+    let mut site = Site::new(PgVersion::V18, Nats::shared(NatsVersion::V2_15).await).await;
+    site.settings = site.settings.set("writeback.on_success", "delete");
+    let client = site.outbox.client().await;
+    let mut relay = site.start().await;
+    let drained = "SELECT count(*) FROM outbox_relay_state WHERE needs_drain";
+    eventually(DELIVERED, "the slot is settled", async || site.outbox.number(drained).await == 0).await;
+    assert!(relay.terminate(READY).await.success());
+    // One after the other, so that the first ones are gone by the time the last one is sent.
+    site.outbox.insert_bulk(500, 1, 0).await;
+    client.execute("UPDATE outbox_relay_state SET needs_drain = true", &[]).await.unwrap();
+    let relay = site.start().await;
+    site.outbox.insert("late").await;
+    let left = "SELECT count(*) FROM outbox_events";
+    eventually(DELIVERED, "the rows are deleted", async || site.outbox.number(left).await == 0).await;
+    site.outbox.wait_stored(site.nats, 501).await;
+    assert_eq!(publishes(&relay).await, (Some(501.0), Some(0.0)));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn three_kills_under_load_with_restarts_after_the_window_store_nothing_twice() {
     let site = Site::new(PgVersion::V18, Nats::shared(NatsVersion::V2_15).await).await;

@@ -60,6 +60,13 @@ impl Known {
         self.hashers.each_ref().map(|hasher| hasher.hash_one(event_id))
     }
 
+    /// The stream was told to hold the event, too.
+    pub fn add(&mut self, event_id: &str, sequence: u64) {
+        if self.len() < IDS_MAX {
+            self.places.insert(self.key(event_id), sequence);
+        }
+    }
+
     /// Where the event stands in the stream.
     pub fn get(&self, event_id: &str) -> Option<&u64> {
         if self.places.is_empty() { None } else { self.places.get(&self.key(event_id)) }

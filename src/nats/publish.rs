@@ -171,7 +171,7 @@ impl Publisher {
         check_subject(&subject)?;
         let subject =
             Subject::from_utf8(subject.into_bytes()).map_err(|_| Failure::InvalidSubject("it is not UTF-8"))?;
-        self.check_size(wire, &headers, payload.len())?;
+        check_size(wire, &headers, payload.len())?;
         let mut reply = String::with_capacity(wire.inbox.len().saturating_add(21));
         // Writing to a String cannot fail.
         let _ = write!(reply, "{}.{token}", wire.inbox);
@@ -187,18 +187,18 @@ impl Publisher {
             }),
         }
     }
+}
 
-    /// Whether a message of this size may be sent: beyond `max_payload` the server would close the connection. What the
-    /// stream takes may be changed at any time, so that its own answer counts.
-    fn check_size(&self, wire: &Wire, headers: &Headers, payload: usize) -> Result<(), Failure> {
-        let headers = headers.size();
-        if headers > MAX_HEADERS {
-            return Err(Failure::HeadersTooLarge { size: Some(headers) });
-        }
-        let size = headers.saturating_add(payload);
-        let limit = wire.client.max_payload();
-        if size > limit { Err(Failure::MessageTooLarge { size: Some(size), limit: Some(limit) }) } else { Ok(()) }
+/// Whether a message of this size may be sent: beyond `max_payload` the server would close the connection. What the
+/// stream takes may be changed at any time, so that its own answer counts.
+fn check_size(wire: &Wire, headers: &Headers, payload: usize) -> Result<(), Failure> {
+    let headers = headers.size();
+    if headers > MAX_HEADERS {
+        return Err(Failure::HeadersTooLarge { size: Some(headers) });
     }
+    let size = headers.saturating_add(payload);
+    let limit = wire.client.max_payload();
+    if size > limit { Err(Failure::MessageTooLarge { size: Some(size), limit: Some(limit) }) } else { Ok(()) }
 }
 
 /// A subject that may be published to: tokens of ASCII 33–126 joined by dots, no wildcard.

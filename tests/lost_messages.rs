@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use crate::harness::nats::{Nats, NatsVersion, Space};
+use crate::harness::nats::{Nats, NatsVersion, PERMITTING, Space, denying};
 use crate::harness::postgres::PgVersion;
 use crate::harness::proxy::Proxy;
 use crate::harness::relay::{READY, Relay};
@@ -36,12 +36,12 @@ fn insert(batch: &str, rows: u32) -> String {
 /// Loses the first acknowledgement of each event.
 fn lose_first(proxy: &Proxy) {
     let lost = Mutex::new(HashSet::new());
-    proxy.drop_messages(move |line| {
-        let subject = line.split(' ').nth(1).unwrap_or_default();
-        // Answers to other questions end with no number.
-        let token: Option<u64> = subject.rsplit('.').next().and_then(|token| token.parse().ok());
-        token.is_some_and(|token| lost.lock().unwrap().insert(token))
-    });
+    proxy.drop_messages(move |line| token_of(line).is_some_and(|token| lost.lock().unwrap().insert(token)));
+}
+
+/// The number at the end of an acknowledgement's subject; answers to other questions have none.
+fn token_of(line: &str) -> Option<u64> {
+    line.split(' ').nth(1)?.rsplit('.').next()?.parse().ok()
 }
 
 async fn wait_said(relay: &Relay, text: &str, times: usize) {
@@ -147,4 +147,36 @@ async fn events_left_in_a_stream_that_is_shorter_than_the_table_says_are_not_sto
     scene.wait_completed(10).await;
     assert_eq!(scene.count().await, 10);
     wait_said(&relay, LOST, 1).await;
+}
+
+/// After a reconnect nothing is sent before the stream was looked at, unless that is forbidden.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_that_does_not_tell_of_itself_is_waited_for() {
+    let mut nats = Nats::start_with(NatsVersion::V2_15, PERMITTING).await;
+    let proxy = Proxy::start_nats(nats.port()).await;
+    let scene = scene(&nats, &proxy).await;
+    let mut relay = scene.relay().await;
+    scene.sql(&insert("before", 1)).await;
+    scene.wait_completed(1).await;
+    let connections = proxy.accepted();
+    let made = async |count| {
+        eventually(READY, "it is connected anew", async || proxy.accepted() >= connections + count).await;
+    };
+    // Every answer but acknowledgements, which end with a number.
+    proxy.drop_messages(|line| token_of(line).is_none());
+    proxy.reset_all();
+    made(1).await;
+    scene.sql(&insert("waits", 1)).await;
+    relay.wait_unready().await;
+    assert_eq!(scene.count().await, 1);
+    proxy.pass();
+    scene.wait_completed(2).await;
+    relay.wait_ready().await;
+
+    nats.reload(&denying("$JS.API.STREAM.INFO.>")).await;
+    proxy.reset_all();
+    made(2).await;
+    scene.sql(&insert("after", 1)).await;
+    scene.wait_completed(3).await;
+    assert_eq!(relay.ended(), None);
 }

@@ -27,6 +27,7 @@ mod layering;
 mod locks;
 mod logs;
 mod long_outage;
+mod lost_messages;
 mod lost_slot;
 mod making;
 mod memory;

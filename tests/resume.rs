@@ -92,6 +92,31 @@ async fn what_was_stored_unacknowledged_before_a_kill_is_not_sent_after_the_wind
     }
 }
 
+/// Its row of the state names another slot, and a third one that was given up long ago.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_stored_before_a_kill_is_not_sent_under_another_slots_name() {
+    let site = Site::new(PgVersion::V18, Nats::shared(NatsVersion::V2_15).await).await;
+    let proxy = Proxy::start_nats(site.nats.port()).await;
+    let mut relay = site.start_over(&proxy).await;
+    site.outbox.insert_many("early", 3).await;
+    site.outbox.wait_completed().await;
+    proxy.drop_messages(|_| true);
+    for aggregate in 0..10 {
+        site.outbox.insert(&format!("aggregate {aggregate}")).await;
+    }
+    site.outbox.wait_stored(site.nats, 13).await;
+    relay.kill9().await;
+    let given_up = "INSERT INTO outbox_relay_state (slot_name, stream, stream_created, stream_seq)
+        SELECT 'given up', stream, stream_created, 1000000 FROM outbox_relay_state";
+    site.outbox.client().await.batch_execute(given_up).await.unwrap();
+    tokio::time::sleep(FORGOTTEN).await;
+    let other = format!("{}_other", site.database.slot);
+    let mut relay = site.settings.clone().set("source.slot", &other).start();
+    relay.wait_ready().await;
+    assert_eq!(site.outbox.expect_exact(site.nats).await, 13);
+    assert_eq!(publishes(&relay).await, (Some(0.0), Some(0.0)));
+}
+
 /// Case 34: the acknowledgements came, and could not be written.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_acknowledged_but_not_written_before_a_kill_is_not_sent_after_the_window() {

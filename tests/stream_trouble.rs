@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_nats::jetstream::stream::{Config, DiscardPolicy};
 
 use crate::harness::nats::NatsVersion;
-use crate::harness::outbox;
+use crate::harness::outbox::{self, dead_letters};
 use crate::harness::postgres::PgVersion;
 use crate::harness::scene::{DELIVERED, Scene};
 use crate::harness::wait::{always, eventually};
@@ -125,4 +125,35 @@ async fn a_stream_that_the_relay_may_not_make_is_waited_for() {
     scene.wait_completed(20).await;
     assert_eq!(scene.count().await, 10);
     relay.wait_ready().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dead_letter_that_was_too_large_is_delivered_when_the_stream_takes_larger_ones() {
+    for nats in NatsVersion::ENDS {
+        let scene = Scene::on(PgVersion::V18, nats).await;
+        let narrow = Config {
+            name: scene.space.stream.clone(),
+            subjects: vec![scene.space.subjects()],
+            max_message_size: 1000,
+            ..Config::default()
+        };
+        scene.jetstream.create_stream(narrow.clone()).await.unwrap();
+        let relay = scene.relay().await;
+        scene.sql(&insert("large", 1)).await;
+        scene.wait_number("SELECT count(*) FROM outbox_dead_letter", 1).await;
+        let expected = [("large1".to_owned(), "message_too_large".to_owned())];
+        assert_eq!(dead_letters(&scene.client).await, expected);
+        let why = scene.texts("SELECT error_message FROM outbox_dead_letter").await.remove(0);
+        let size: usize = why.split(['(', ' ']).find_map(|word| word.parse().ok()).expect("the size");
+        assert!(size > 1000 && why.ends_with("at most 1000 bytes are allowed, headers included"), "{why}");
+
+        // It fits exactly, so that the size is the one that counts.
+        let wide = Config { max_message_size: i32::try_from(size).unwrap(), ..narrow };
+        scene.jetstream.update_stream(wide).await.unwrap();
+        let id = scene.texts("SELECT id::text FROM outbox_dead_letter").await.remove(0);
+        let replayed = scene.settings.run(&["dead-letters", "replay", &id, "--yes"]).await;
+        assert!(replayed.status.success(), "{}", String::from_utf8_lossy(&replayed.stderr));
+        scene.wait_completed(1).await;
+        assert_eq!(scene.ids().await, ["large1"], "{}", relay.log());
+    }
 }

@@ -134,6 +134,8 @@ pub struct Accepted {
     pub committed_at: Option<i64>,
     /// When it was sent last.
     pub sent_at: Option<Instant>,
+    /// The stream had reached this sequence before it was sent for the first time.
+    pub floor: Option<u64>,
 }
 
 impl Delivery {
@@ -209,10 +211,10 @@ impl Delivery {
     /// JetStream stored the event (now or earlier) at `sequence`. `None` when its outcome is known already.
     pub fn accepted(&mut self, token: u64, sequence: u64) -> Option<Accepted> {
         self.newest = self.newest.max(sequence);
-        let sent_at = self.waits_since(token);
+        let (sent_at, floor) = (self.waits_since(token), self.entries.get(&token)?.floor);
         let Parcel { event, subject, committed_at } = *self.decide(token)?;
         self.refusals.accepted(&subject, sent_at);
-        Some(Accepted { report: Report::completed(token, &event), committed_at, sent_at })
+        Some(Accepted { report: Report::completed(token, &event), committed_at, sent_at, floor })
     }
 
     /// Ends the event's way to NATS and lets the next one of its aggregate go.
@@ -342,12 +344,17 @@ impl Delivery {
         }
     }
 
-    /// The subject of an event that waits for its answer.
-    pub fn subject(&self, token: u64) -> Option<String> {
+    /// An event that waits for its answer.
+    pub fn parcel(&self, token: u64) -> Option<&Parcel> {
         match &self.entries.get(&token)?.stage {
-            Stage::Open { parcel, .. } => Some(parcel.subject.to_string()),
+            Stage::Open { parcel, .. } => Some(parcel),
             Stage::Decided { .. } => None,
         }
+    }
+
+    /// The highest sequence that the stream is known to have reached.
+    pub fn newest(&self) -> u64 {
+        self.newest
     }
 
     /// Where the log ended when the session began: what was committed before may have been sent already.

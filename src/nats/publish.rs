@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use std::fmt::Write;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
 use async_nats::header::{HeaderMap, HeaderName, HeaderValue};
@@ -125,8 +125,6 @@ pub struct Ack {
 pub struct Publisher {
     wire: watch::Receiver<Option<Wire>>,
     inbox_refused: Arc<AtomicBool>,
-    /// The stream's `max_msg_size`; `usize::MAX` for none.
-    stream_limit: AtomicUsize,
 }
 
 /// Receives their acknowledgements.
@@ -141,17 +139,8 @@ pub struct Replies {
 impl Publisher {
     /// `stream`: the only stream whose acknowledgement counts.
     pub fn new(connection: &Connection, inboxes: Inboxes, stream: &str) -> (Self, Replies) {
-        let publisher = Self {
-            wire: connection.watch_wire(),
-            inbox_refused: connection.inbox_refused(),
-            stream_limit: AtomicUsize::new(usize::MAX),
-        };
+        let publisher = Self { wire: connection.watch_wire(), inbox_refused: connection.inbox_refused() };
         (publisher, Replies { inboxes, current: None, stream: stream.to_owned(), strange: 0 })
-    }
-
-    /// Tells the stream's `max_msg_size` (bytes), so that messages beyond it are refused without being sent.
-    pub fn set_stream_limit(&self, limit: Option<usize>) {
-        self.stream_limit.store(limit.unwrap_or(usize::MAX), Ordering::Relaxed);
     }
 
     /// Hands a message to the connection and returns at once with the connection's epoch. `token` comes back in the
@@ -182,7 +171,7 @@ impl Publisher {
         check_subject(&subject)?;
         let subject =
             Subject::from_utf8(subject.into_bytes()).map_err(|_| Failure::InvalidSubject("it is not UTF-8"))?;
-        self.check_size(wire, &headers, payload.len())?;
+        check_size(wire, &headers, payload.len())?;
         let mut reply = String::with_capacity(wire.inbox.len().saturating_add(21));
         // Writing to a String cannot fail.
         let _ = write!(reply, "{}.{token}", wire.inbox);
@@ -198,17 +187,18 @@ impl Publisher {
             }),
         }
     }
+}
 
-    /// Whether a message of this size can be stored at all. Beyond `max_payload` the server would close the connection.
-    fn check_size(&self, wire: &Wire, headers: &Headers, payload: usize) -> Result<(), Failure> {
-        let headers = headers.size();
-        if headers > MAX_HEADERS {
-            return Err(Failure::HeadersTooLarge { size: Some(headers) });
-        }
-        let size = headers.saturating_add(payload);
-        let limit = wire.client.max_payload().min(self.stream_limit.load(Ordering::Relaxed));
-        if size > limit { Err(Failure::MessageTooLarge { size: Some(size), limit: Some(limit) }) } else { Ok(()) }
+/// Whether a message of this size may be sent: beyond `max_payload` the server would close the connection. What the
+/// stream takes may be changed at any time, so that its own answer counts.
+fn check_size(wire: &Wire, headers: &Headers, payload: usize) -> Result<(), Failure> {
+    let headers = headers.size();
+    if headers > MAX_HEADERS {
+        return Err(Failure::HeadersTooLarge { size: Some(headers) });
     }
+    let size = headers.saturating_add(payload);
+    let limit = wire.client.max_payload();
+    if size > limit { Err(Failure::MessageTooLarge { size: Some(size), limit: Some(limit) }) } else { Ok(()) }
 }
 
 /// A subject that may be published to: tokens of ASCII 33–126 joined by dots, no wildcard.

@@ -8,14 +8,14 @@ mod intake;
 mod lookup;
 mod seam;
 
-pub use guard::Known;
+pub use guard::{IDS_MAX, Known};
 use lookup::Looked;
 use seam::Seam;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use bytestring::ByteString;
 use futures_util::future::BoxFuture;
@@ -29,7 +29,7 @@ use super::prepare::Ground;
 use crate::config;
 use crate::fault::{Class, Failure};
 use crate::flow::delivery::Delivery;
-use crate::flow::event::{Change, Report, Settled};
+use crate::flow::event::{Change, Event, Report, Settled};
 use crate::flow::lsn::Lsn;
 use crate::flow::route::Router;
 use crate::nats::connect::{Connection, Inboxes, Link};
@@ -83,14 +83,15 @@ pub struct Nats {
     pub stream: Stream,
     pub link: watch::Receiver<Link>,
     pub notices: broadcast::Receiver<Notice>,
+    /// The stream was seen to have lost messages that it acknowledged: the next session is to begin with that.
+    pub went_back: bool,
 }
 
 impl Nats {
     pub fn new((connection, inboxes): (Connection, Inboxes), stream: Stream, facts: &StreamFacts) -> Self {
         let (publisher, replies) = Publisher::new(&connection, inboxes, &facts.name);
-        publisher.set_stream_limit(facts.max_msg_size);
         let (link, notices) = (connection.link(), connection.notices());
-        Self { connection, publisher, replies, stream, link, notices }
+        Self { connection, publisher, replies, stream, link, notices, went_back: false }
     }
 }
 
@@ -107,6 +108,9 @@ pub struct Shared<'a> {
     pub pulse: &'a Pulse,
     /// What the resume guard may rely on; `None` where the stream forgets messages.
     pub proof_after: Option<Duration>,
+    /// When the stream was created that the session began with, and the connection over which it was looked at.
+    pub stream_created: SystemTime,
+    pub epoch: u64,
     /// Where the log ended when the session began: what was committed before may have been sent already.
     pub horizon: Lsn,
 }
@@ -132,7 +136,10 @@ pub struct Deliver<'a> {
     /// Events that an earlier session sent, as the stream shows them.
     known: Known,
     /// Asks the stream what became of events that were sent long ago.
-    proof: Option<BoxFuture<'static, Result<Known, Failure>>>,
+    proof: Option<BoxFuture<'static, Result<(StreamFacts, Known), Failure>>>,
+    /// The connection is a new one: nothing is sent before a look at the stream has shown that it is as it was.
+    unseen: bool,
+    look: Option<BoxFuture<'static, Result<StreamFacts, Failure>>>,
     /// Nothing is sent before this time.
     hold: Option<Instant>,
     pause: Pause,
@@ -145,8 +152,8 @@ pub struct Deliver<'a> {
     ages: Ages,
     /// The connection whose acknowledgements count.
     epoch: u64,
-    /// Events that nobody answered for, while the stream is asked about itself.
-    unanswered: Vec<u64>,
+    /// Events with an answer that leaves a question open, while the stream is asked about itself.
+    unexplained: Vec<(u64, Failure)>,
     asked: Option<BoxFuture<'static, Result<StreamFacts, Failure>>>,
     /// The rows that the reconciler waits for, how many they were, and where to say that they are settled.
     pass: Option<(HashSet<u64>, usize, oneshot::Sender<usize>)>,
@@ -172,14 +179,16 @@ impl<'a> Deliver<'a> {
             seam: Seam::default(),
             known,
             proof: None,
+            unseen: false,
+            look: None,
             hold: None,
             pause,
             holds: None,
             full: false,
             next_tick: Instant::now(),
             ages: Ages::default(),
-            epoch: 0,
-            unanswered: Vec::new(),
+            epoch: shared.epoch,
+            unexplained: Vec::new(),
             asked: None,
             pass: None,
             rows: HashMap::new(),
@@ -225,6 +234,7 @@ impl<'a> Deliver<'a> {
                 Ok(()) = link.changed() => self.link(&link.borrow_and_update().clone()),
                 notice = self.nats.notices.recv() => self.notice(notice),
                 told = answer(&mut self.asked), if self.asked.is_some() => self.explained(&told),
+                facts = answer(&mut self.look), if self.look.is_some() => self.seen(facts),
                 known = answer(&mut self.proof), if self.proof.is_some() => self.proved(known),
                 Some(ask) = self.wiring.asks.recv(), if deadline.is_none() => self.ask(ask),
                 batch = next_batch(&mut self.wiring.sources), if takes_in => match batch {
@@ -286,14 +296,15 @@ impl<'a> Deliver<'a> {
         if self.hold.is_some() || !self.is_leader(now) || self.proof.is_some() {
             return;
         }
+        if self.unseen || self.nats.link.borrow().epoch != self.epoch {
+            return self.look_at_stream();
+        }
         while let Some(next) = self.delivery.next_ready() {
             if self.shared.proof_after.is_some_and(|age| next.needs_proof(now, age)) {
                 return self.ask_for_copies();
             }
             let (token, parcel) = (next.token, next.parcel);
-            let mut headers = Headers::new();
-            let dropped = self.shared.router.headers(&parcel.event, |name, value| headers.set(name, value));
-            let dropped = dropped + headers.refused();
+            let (headers, dropped) = self.headers(&parcel.event);
             match self.nats.publisher.send(token, parcel.subject.clone(), headers, parcel.event.payload.clone()) {
                 Ok(_) => {
                     self.counters.headers_dropped.inc_by(dropped as u64);
@@ -303,6 +314,14 @@ impl<'a> Deliver<'a> {
                 Err(failure) => self.refuse(token, &failure),
             }
         }
+    }
+
+    /// The event's headers, and how many of its row's cannot be sent.
+    fn headers(&self, event: &Event) -> (Headers, usize) {
+        let mut headers = Headers::new();
+        let dropped = self.shared.router.headers(event, |name, value| headers.set(name, value));
+        let dropped = dropped + headers.refused();
+        (headers, dropped)
     }
 
     /// Whether PostgreSQL has lately shown the slot to be ours. A relay that was frozen may have a successor by now.
@@ -372,7 +391,7 @@ impl<'a> Deliver<'a> {
             self.failed(token, &Failure::AckTimeout);
         }
         self.look_at_held();
-        if self.holds.is_some_and(|until| until <= now) && self.delivery.is_empty() {
+        if self.holds.is_some_and(|until| until <= now) && self.delivery.is_empty() && !self.unseen {
             // Every event that met it has its outcome by now, though none was accepted.
             self.goes_on();
         }

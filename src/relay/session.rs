@@ -11,10 +11,11 @@ use tracing::debug;
 use super::deliver::{self, Deliver};
 use super::drain::Drain;
 use super::prepare::{self, Ground, answered};
+use super::resume::{self, Begun};
 use super::stages::{Parts, Progress, Stages, Streaming};
 use super::take::{self, Claim, Taken};
 use super::watcher::Watcher;
-use super::{Relay, Setback, beating, resume, rounds};
+use super::{Relay, Setback, beating, rounds};
 use crate::config::Ordering;
 use crate::flow::delivery::Limits;
 use crate::flow::lsn::Lsn;
@@ -111,20 +112,23 @@ pub async fn flow<T>(
     let Leg { streaming, progress, drain, fence, timeout, state, confirmed, horizon } = leg;
     let limits = limits(relay);
     relay.health.clear(Condition::PostgresDown);
-    let begin = resume::begin(relay, &nats.stream, ground, (&state, confirmed, horizon), limits);
+    // Before the stream is looked at over it.
+    let epoch = nats.link.borrow().epoch;
+    let begin = resume::begin(relay, nats, ground, (&state, confirmed, horizon), limits);
     // Where PostgreSQL does not answer any more, the stream notices.
     let stop = streaming.stop.clone();
     let begun = match beating(&relay.pulse, stop.run_until_cancelled(begin)).await {
         Some(begun) => begun,
         None => Err(Setback::Transient("the session ended before it began".to_owned())),
     };
-    let (delivery, known, proof_after) = match begun {
+    let Begun { delivery, known, proof_after, stream_created } = match begun {
         Ok(begun) => begun,
         Err(setback) => {
             streaming.end(relay, ground).await?;
             return Err(setback);
         }
     };
+    nats.went_back = false;
     let horizon = delivery.horizon();
     progress.stream_seq.store(delivery.stream_seq(), Atomic::Relaxed);
     let parts = Parts { streaming, drain, limits, progress, fence, fence_limit: timeout * 2 / 3, horizon };
@@ -139,6 +143,8 @@ pub async fn flow<T>(
         pulse: &relay.pulse,
         horizon,
         proof_after,
+        stream_created,
+        epoch,
     };
     relay.health.set(State::Running);
     let deliver = Box::pin(Deliver::new(delivery, known, nats, shared, wiring).run());

@@ -1,7 +1,7 @@
 //! nats-server with JetStream, of the tests' own.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -95,6 +95,16 @@ impl Nats {
         self.server.start_again(command, ready).await;
     }
 
+    /// Keeps a copy of what the stopped server has stored, for [`Self::put_store_back`].
+    pub fn keep_store(&self) {
+        copy_folder(&self.server.home().join("store"), &self.server.home().join("kept"));
+    }
+
+    /// Makes the stopped server forget what it has stored since [`Self::keep_store`].
+    pub fn put_store_back(&self) {
+        copy_folder(&self.server.home().join("kept"), &self.server.home().join("store"));
+    }
+
     /// Replaces the lines given to [`Self::start_with`], for the next [`Self::start_again`].
     pub fn configure(&mut self, config: &str) {
         config.clone_into(&mut self.config);
@@ -125,6 +135,14 @@ impl Nats {
             nats
         }
     }
+}
+
+fn copy_folder(from: &Path, to: &Path) {
+    if to.exists() {
+        fs::remove_dir_all(to).expect("remove a folder");
+    }
+    let copied = Command::new("cp").arg("-a").args([from, to]).status().expect("start cp");
+    assert!(copied.success(), "copy {}", from.display());
 }
 
 async fn ready(_: &Server, log: &str) -> bool {

@@ -74,6 +74,25 @@ impl RelayState<'_> {
         }))
     }
 
+    /// The sequence of this stream at or below which no other slot's relay has left an event of unknown outcome, as far as
+    /// it stands at `reach` or higher. Rows of slots that are long gone may name a lower one: the highest of those is
+    /// taken where there is no other. `None`: nobody has fed the stream.
+    pub async fn left_by_others(
+        &self,
+        stream: &str,
+        created: SystemTime,
+        reach: u64,
+    ) -> Result<Option<u64>, tokio_postgres::Error> {
+        let select = format!(
+            "SELECT coalesce(min(stream_seq) FILTER (WHERE stream_seq >= $4), max(stream_seq))
+             FROM {} WHERE slot_name <> $1 AND stream = $2 AND stream_created = $3",
+            self.tables.state
+        );
+        let reach = i64::try_from(reach).unwrap_or(i64::MAX);
+        let row = self.client.query_one(&select, &[&self.slot, &stream, &created, &reach]).await?;
+        Ok(row.try_get::<_, Option<i64>>(0)?.and_then(|sequence| u64::try_from(sequence).ok()))
+    }
+
     /// Waits for pollers that began before the slot was taken; later ones see that it is, and rest. They hold the table
     /// in a mode that only this lock conflicts with.
     pub async fn wait_for_pollers(&self) -> Result<(), tokio_postgres::Error> {

@@ -8,7 +8,7 @@ use tracing::warn;
 use super::Deliver;
 use crate::config::{self, Manage, OnSuccess};
 use crate::fault::{Class, Failure};
-use crate::flow::delivery::{Refusal, Refused};
+use crate::flow::delivery::{Parcel, Refusal, Refused};
 use crate::flow::event::{Event, Settled};
 use crate::flow::retry;
 use crate::nats::connect::Link;
@@ -37,9 +37,12 @@ impl Deliver<'_> {
                     self.known.add(&accepted.report.event_id, ack.sequence);
                 }
                 self.report(accepted.report);
+                if !ack.duplicate && accepted.floor.is_some_and(|floor| ack.sequence <= floor) {
+                    self.stream_went_back();
+                }
             }
-            Err(Failure::NoResponders) => {
-                self.unanswered.push(reply.token);
+            Err(failure @ (Failure::NoResponders | Failure::MessageTooLarge { .. })) => {
+                self.unexplained.push((reply.token, failure));
                 if self.asked.is_none() {
                     let stream = self.nats.stream.clone();
                     self.asked = Some(Box::pin(async move { stream.facts().await }));
@@ -49,13 +52,20 @@ impl Deliver<'_> {
         }
     }
 
-    /// The stream has told of itself: why nobody answered for the events that wait for that.
+    /// The stream has told of itself: why nobody answered for the events that wait for that, and what it takes.
     pub(super) fn explained(&mut self, told: &Result<StreamFacts, Failure>) {
         self.asked = None;
-        for token in std::mem::take(&mut self.unanswered) {
-            if let Some(subject) = self.delivery.subject(token) {
-                self.failed(token, &why_no_responders(told, &subject));
-            }
+        for (token, failure) in std::mem::take(&mut self.unexplained) {
+            let Some(Parcel { event, subject, .. }) = self.delivery.parcel(token) else { continue };
+            let why = if failure == Failure::NoResponders {
+                why_no_responders(told, subject)
+            } else {
+                let size = self.headers(event).0.size().saturating_add(event.payload.len());
+                // Someone may have raised it since.
+                let limit = told.as_ref().ok().and_then(|facts| facts.max_msg_size).filter(|limit| *limit < size);
+                Failure::MessageTooLarge { size: Some(size), limit }
+            };
+            self.failed(token, &why);
         }
     }
 
@@ -63,14 +73,18 @@ impl Deliver<'_> {
         if failure.class() == Class::Transient {
             if self.delivery.send_again(token) {
                 self.counters.transient.inc();
-                self.hold_for(failure);
-                if matches!(failure, Failure::StreamMissing(_)) && self.shared.settings.nats.manage == Manage::Create {
-                    // The next session makes it again.
-                    self.wiring.stop.cancel();
-                }
+                self.wait_for_stream(failure);
             }
         } else {
             self.refuse(token, failure);
+        }
+    }
+
+    /// Holds; where the stream is gone and may be made, the next session makes it again.
+    pub(super) fn wait_for_stream(&mut self, failure: &Failure) {
+        self.hold_for(failure);
+        if matches!(failure, Failure::StreamMissing(_)) && self.shared.settings.nats.manage == Manage::Create {
+            self.wiring.stop.cancel();
         }
     }
 
@@ -119,8 +133,10 @@ impl Deliver<'_> {
             self.delivery.send_all_again();
             self.hold = None;
             if link.epoch > self.epoch {
-                self.shared.metrics.reconnects.of(peer::NATS).inc_by(u64::from(self.epoch > 0));
+                self.shared.metrics.reconnects.of(peer::NATS).inc();
                 self.epoch = link.epoch;
+                // The server may have been away, and have come back with less than it had.
+                (self.unseen, self.look) = (true, None);
             }
         } else {
             let reason = link.reason.as_deref().unwrap_or("the connection was lost");

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher as _, RandomState};
+use std::time::Duration;
 
 use bytestring::ByteString;
 use tracing::{info, warn};
@@ -9,11 +10,13 @@ use tracing::{info, warn};
 use super::Deliver;
 use crate::fault::{Class, Failure};
 use crate::nats::ids::Start;
-use crate::nats::stream::Stream;
+use crate::nats::stream::{Stream, StreamFacts};
 
 /// Ids kept, at most, about: what an earlier session may have left open is far less, so more belong to others. Fewer than
 /// make a table of twice the size, which has room for seven eighths of 2^20.
-const IDS_MAX: usize = 850_000;
+pub const IDS_MAX: u64 = 850_000;
+/// For how long a leader that was just elected may not show its last messages.
+const SHOWN: Duration = Duration::from_secs(1);
 
 /// The events that the stream is seen to hold: where each stands.
 ///
@@ -39,7 +42,7 @@ impl Known {
     async fn collect(stream: &Stream, sequence: u64, wanted: impl Fn(&str) -> bool) -> Result<Self, Failure> {
         let (mut known, mut walk) = (Self::default(), stream.walk(Start::After(sequence)));
         while let Some(stored) = walk.next().await? {
-            if known.len() > IDS_MAX {
+            if known.len() as u64 > IDS_MAX {
                 warn!(
                     from = stored.first().map_or(sequence, |first| first.sequence),
                     "the stream holds more new messages than the relay can compare; from there on only the duplicate \
@@ -62,7 +65,7 @@ impl Known {
 
     /// The stream was told to hold the event, too.
     pub fn add(&mut self, event_id: &str, sequence: u64) {
-        if self.len() < IDS_MAX {
+        if (self.len() as u64) < IDS_MAX {
             self.places.insert(self.key(event_id), sequence);
         }
     }
@@ -81,14 +84,21 @@ impl Deliver<'_> {
     /// Asks the stream for copies of events that were sent. Nothing is sent until it has told.
     pub(super) fn ask_for_copies(&mut self) {
         let (stream, (events, after)) = (self.nats.stream.clone(), self.delivery.copies());
-        self.proof = Some(Box::pin(async move { Known::of(events, &stream, after).await }));
+        let newest = self.delivery.newest();
+        self.proof = Some(Box::pin(async move {
+            let facts = facts(&stream, newest).await?;
+            Ok((facts, Known::of(events, &stream, after).await?))
+        }));
     }
 
     /// The stream has told what it holds: those events are acknowledged, the others are sent again.
-    pub(super) fn proved(&mut self, known: Result<Known, Failure>) {
+    pub(super) fn proved(&mut self, known: Result<(StreamFacts, Known), Failure>) {
         self.proof = None;
         match known {
-            Ok(known) => {
+            Ok((facts, known)) => {
+                if !self.is_as_it_was(&facts) {
+                    return;
+                }
                 let stored = self.delivery.prove(|event_id| known.get(event_id).copied());
                 info!(stored = stored.len(), "the stream was asked for events of unknown outcome");
                 for report in stored {
@@ -105,8 +115,60 @@ impl Deliver<'_> {
                     );
                     self.delivery.end_doubts();
                 }
-                self.hold_for(&failure);
+                self.wait_for_stream(&failure);
             }
         }
     }
+
+    /// Asks the stream about itself, once the new connection is heard of.
+    pub(super) fn look_at_stream(&mut self) {
+        if self.unseen && self.look.is_none() && !self.wiring.stop.is_cancelled() {
+            let (stream, newest) = (self.nats.stream.clone(), self.delivery.newest());
+            self.look = Some(Box::pin(async move { facts(&stream, newest).await }));
+        }
+    }
+
+    /// The stream has told of itself: events are sent again if it is as it was.
+    pub(super) fn seen(&mut self, told: Result<StreamFacts, Failure>) {
+        self.look = None;
+        match told {
+            Ok(facts) if !facts.has_leader => self.hold_for(&Failure::NoLeader),
+            Ok(facts) => self.unseen = !self.is_as_it_was(&facts),
+            Err(failure) if failure.class() == Class::Transient => self.wait_for_stream(&failure),
+            // It cannot be asked.
+            Err(_) => self.unseen = false,
+        }
+    }
+
+    /// Whether the stream is the one that the session began with, and holds what it acknowledged. Otherwise the session
+    /// ends.
+    fn is_as_it_was(&mut self, facts: &StreamFacts) -> bool {
+        if facts.created_as_noted() != self.shared.stream_created {
+            warn!("the stream was made anew; the session ends, and the next one begins with that");
+            self.wiring.stop.cancel();
+            return false;
+        }
+        let whole = facts.last_sequence >= self.delivery.newest();
+        if !whole {
+            self.stream_went_back();
+        }
+        whole
+    }
+
+    /// The stream counts on from before what it had reached. What was looked for behind that may stand before it: the
+    /// session ends, and the next one begins with a look further back.
+    pub(super) fn stream_went_back(&mut self) {
+        self.nats.went_back = true;
+        self.wiring.stop.cancel();
+    }
+}
+
+/// What the stream tells of itself. One that seems not to have reached `newest` is asked twice.
+async fn facts(stream: &Stream, newest: u64) -> Result<StreamFacts, Failure> {
+    let facts = stream.facts().await?;
+    if facts.last_sequence >= newest {
+        return Ok(facts);
+    }
+    tokio::time::sleep(SHOWN).await;
+    stream.facts().await
 }

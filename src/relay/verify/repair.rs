@@ -65,7 +65,6 @@ impl<'a> Repair<'a> {
         (stream, facts): (&'a Stream, &StreamFacts),
     ) -> Self {
         let (publisher, replies) = Publisher::new(connection, inboxes, &facts.name);
-        publisher.set_stream_limit(facts.max_msg_size);
         Self {
             settings,
             router,

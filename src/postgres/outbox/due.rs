@@ -1,5 +1,7 @@
 //! Rows that the reconciler sends: due retries, ended leases, dated rows, and rows held behind them.
 
+use std::time::SystemTime;
+
 use bytestring::ByteString;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Error, Row};
@@ -90,16 +92,17 @@ pub async fn held_aggregates(client: &Client, tables: &Tables) -> Result<Vec<Hel
 }
 
 impl Due<'_> {
-    /// Rows whose time has come, the earliest first, at most `limit`. A row that failed before, or whose poller's lease
-    /// ended, is what its aggregate waits for; one that a producer dated comes for the first time.
-    pub async fn rows(&self, limit: i64) -> Result<Vec<DueRow>, Error> {
-        self.select(
-            "next_retry_at <= now() AND status IN ('pending', 'failed', 'processing')",
-            "e.next_retry_at, e.id",
-            limit,
-            &[],
-        )
-        .await
+    /// The server's time.
+    pub async fn now(&self) -> Result<SystemTime, Error> {
+        let rows = self.client.query_typed("SELECT now()", &[]).await?;
+        rows.first().map_or(Ok(SystemTime::UNIX_EPOCH), |row| row.try_get(0))
+    }
+
+    /// Rows whose time had come at `time`, the earliest first, at most `limit`. A row that failed before, or whose
+    /// poller's lease ended, is what its aggregate waits for; one that a producer dated comes for the first time.
+    pub async fn rows(&self, time: SystemTime, limit: i64) -> Result<Vec<DueRow>, Error> {
+        let condition = "next_retry_at <= $2 AND status IN ('pending', 'failed', 'processing')";
+        self.select(condition, "e.next_retry_at, e.id", limit, &[(&time, Type::TIMESTAMPTZ)]).await
     }
 
     /// Held rows of aggregates in which nothing waits for a retry any more, in the order of their ids.

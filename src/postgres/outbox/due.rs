@@ -170,8 +170,8 @@ impl Due<'_> {
         rows.iter().map(seen).collect()
     }
 
-    /// Those of the rows that are still undated and without an outcome, and nobody's, in the order of their ids: as many
-    /// of the first as fit into a pass. One that is not new cannot be held in the table, and may be what its aggregate
+    /// Those of the rows that are still undated, without an outcome and nobody's, in the order of their ids: as many of
+    /// the first as fit into a pass. One that is not new cannot be held in the table, and may be what its aggregate
     /// waits for: it passes a block.
     pub async fn missed(&self, seen: &[Seen]) -> Result<Vec<DueRow>, Error> {
         let (ids, marks): (Vec<i64>, Vec<i64>) = seen.iter().map(|seen| (seen.id, seen.mark)).unzip();

@@ -115,9 +115,10 @@ BEGIN
 END
 $outbox_relay$;
 
--- Claims up to p_limit due rows in order of id: new ones, retries whose time has come, claims whose lease has ended
--- (a `processing` row without a lease is one). Of the rows that a relay held behind an earlier one of their aggregate,
--- it takes one whose turn it is: nothing before it in its aggregate waits or is being worked on.
+-- Claims up to p_limit due rows in order of id: new ones, retries whose time has come, claims whose lease has ended. A
+-- `processing` row without a lease is another poller's for five minutes after it was locked; where it does not say when,
+-- its lease has ended. Of the rows that a relay held behind an earlier one of their aggregate, it takes one whose turn it
+-- is: nothing before it in its aggregate waits or is being worked on.
 -- p_attempts is added to retry_count.
 CREATE OR REPLACE FUNCTION {{schema}}.outbox_relay_claim(
     p_worker text, p_limit int, p_lease interval, p_attempts int
@@ -135,7 +136,9 @@ BEGIN
         SELECT e.id
         FROM {{events}} e
         WHERE e.status IN ('pending', 'failed', 'processing')
-          AND (e.next_retry_at IS NULL OR e.next_retry_at <= v_now
+          AND (e.next_retry_at IS NULL
+                   AND (e.status <> 'processing' OR coalesce(e.locked_at <= v_now - interval '5 minutes', true))
+               OR e.next_retry_at <= v_now
                OR e.next_retry_at = 'infinity' AND e.status <> 'processing' AND e.id IN (
                    SELECT min(w.id)
                    FROM {{events}} w

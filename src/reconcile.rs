@@ -46,7 +46,7 @@ pub enum Ask {
     Held(Vec<HeldRows>),
     /// The table holds no row of these aggregates any more.
     Unblock(Vec<Blocked>),
-    /// A whole pass is over: every row that was due, or held behind nothing any more, has been sent.
+    /// A whole pass is over: every row that was due, held behind nothing any more, or missed has been sent.
     PassOver,
 }
 
@@ -62,6 +62,8 @@ pub struct Reconciler {
     pub safe: watch::Receiver<Lsn>,
     /// Where the log ended when the session began.
     pub horizon: Lsn,
+    /// Whether the log is read, and may miss rows. Rounds read the table instead, again and again.
+    pub sweeps: bool,
     /// Whether events of one aggregate go one after the other.
     pub ordered: bool,
     pub asks: mpsc::Sender<Ask>,
@@ -127,8 +129,9 @@ impl Reconciler {
     /// One pass over everything that may be due. Returns whether it was whole.
     async fn pass(&self, due: Due<'_>, sweep: &mut Sweep) -> Result<bool, Interrupted> {
         self.send_due(due).await?;
-        self.sweep(due, sweep, &self.safe).await?;
-        if self.ordered { self.release(due).await } else { self.release_all(due).await }
+        self.sweep(due, sweep).await?;
+        let released = if self.ordered { self.release(due).await? } else { self.release_all(due).await? };
+        Ok(released && (sweep.over || !self.sweeps))
     }
 
     /// Has rows sent, and waits for their outcomes, though not for long: someone may hold the lock of a row, and the

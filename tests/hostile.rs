@@ -337,10 +337,11 @@ async fn adopted_rows_that_cannot_be_events_are_dead_letters() {
         ('null-headers', 'order', '7', 'x', '1', 'null'),
         ('string', 'order', '8', 'x', '1', '\"text\"'),
         ('with space', 'order', '9', 'x', '1', '{}'),
+        (NULL, 'order', '10', 'x', '1', '{}'),
         ('zz-last', 'order', '1', 'x', '1', '{}')";
     site.client.batch_execute(insert).await.unwrap();
     site.settled().await;
-    let bad = ["array", "empty-type", "no-payload", "no-type", "string", "with space"];
+    let bad = ["", "array", "empty-type", "no-payload", "no-type", "string", "with space"];
     assert_eq!(dead_letters(&site.client).await, bad.map(|id| (id.to_owned(), "undecodable".to_owned())));
     for (id, reason) in [
         ("array", "headers is not a JSON object"),

@@ -342,3 +342,22 @@ async fn an_aggregate_that_never_rests_is_free_again_soon_after_its_failed_event
     scene.wait_completed(rows).await;
     assert_eq!(scene.ids().await, scene.texts("SELECT event_id FROM outbox_events ORDER BY id").await);
 }
+
+/// Rows that their producer dates come due all the time, each a moment after the one before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn held_events_leave_though_dated_ones_come_due_without_end() {
+    let (_nats, scene) = scene(PgVersion::V18, NatsVersion::V2_15).await;
+    let _relay = scene.relay().await;
+    scene
+        .sql(
+            "INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload, next_retry_at)
+             SELECT 'order', 'dated ' || i, 'fine', '{}', clock_timestamp() + i * interval '1 ms'
+             FROM generate_series(1, 40000) i",
+        )
+        .await;
+    insert(&scene, 2, &[("A", "a", "refused"), ("B", "a", "fine")]).await;
+    scene.wait_number("SELECT count(*) FROM outbox_events WHERE event_id = 'B' AND status = 'completed'", 1).await;
+    assert_eq!(attempts(&scene, "A").await, 2);
+    let dated = "SELECT count(*) FROM outbox_events WHERE status = 'pending' AND next_retry_at > now()";
+    assert!(scene.number(dated).await > 0, "there was an end");
+}

@@ -49,6 +49,13 @@ impl<'a> Site<'a> {
         relay
     }
 
+    /// A statement of a killed relay that waits for a lock would go on without it.
+    async fn write_back_has_ended(&self) {
+        let backends = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'outbox-relay write-back'
+                        AND datname = current_database()";
+        eventually(READY, "its statements have ended", async || self.outbox.number(backends).await == 0).await;
+    }
+
     async fn progress(&self, count: u64) {
         self.outbox.wait_stored(self.nats, self.outbox.stored(self.nats).await + count).await;
     }
@@ -133,14 +140,7 @@ async fn what_was_acknowledged_but_not_written_before_a_kill_is_not_sent_after_t
     site.outbox.wait_stored(site.nats, 20).await;
     eventually(READY, "all are acknowledged", async || publishes(&relay).await.0 == Some(20.0)).await;
     relay.kill9().await;
-    // A statement of its that waits for the lock would go on without it.
-    let client = site.outbox.client().await;
-    let backends = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'outbox-relay write-back'
-                    AND datname = current_database()";
-    eventually(READY, "its statements have ended", async || {
-        client.query_one(backends, &[]).await.unwrap().get::<_, i64>(0) == 0
-    })
-    .await;
+    site.write_back_has_ended().await;
     lock.rollback().await.unwrap();
     assert_eq!(site.outbox.rows("completed").await, 0);
     tokio::time::sleep(FORGOTTEN).await;
@@ -371,4 +371,49 @@ async fn what_is_put_back_after_its_message_was_deleted_is_sent_again() {
     let back = "UPDATE outbox_events SET status = 'failed', next_retry_at = now()";
     client.batch_execute(back).await.unwrap();
     site.outbox.wait_stored(site.nats, 3).await;
+}
+
+/// A row that the log missed and an earlier session sent: its copy in the stream is kept in mind until the sweep has
+/// looked at the row.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_sweep_sent_before_a_kill_is_not_sent_after_the_window() {
+    let site = Site::new(PgVersion::V18, Nats::shared(NatsVersion::V2_15).await).await;
+    let mut relay = site.start().await;
+    assert!(relay.terminate(READY).await.success());
+    let client = site.outbox.client().await;
+    site.outbox.insert("missed").await;
+    // The log shows it as nothing to be sent, and updates it does not show.
+    client.batch_execute("ALTER TABLE outbox_events ALTER status SET DEFAULT 'completed'").await.unwrap();
+    site.outbox.insert("missed").await;
+    client.batch_execute("ALTER TABLE outbox_events ALTER status SET DEFAULT 'pending'").await.unwrap();
+    client.batch_execute("UPDATE outbox_events SET status = 'pending'").await.unwrap();
+    let mut holder = site.outbox.client().await;
+    let lock = holder.transaction().await.unwrap();
+    lock.execute("SELECT FROM outbox_events WHERE id = 2 FOR UPDATE", &[]).await.unwrap();
+    let mut relay = site.start().await;
+    site.outbox.wait_stored(site.nats, 2).await;
+    relay.kill9().await;
+    site.write_back_has_ended().await;
+    lock.rollback().await.unwrap();
+
+    // The sweep of the next session waits for the log, and has no second turn.
+    site.outbox.insert("locked").await;
+    let lock = holder.transaction().await.unwrap();
+    lock.execute("SELECT FROM outbox_events WHERE id = 3 FOR UPDATE", &[]).await.unwrap();
+    let mut relay = site.settings.clone().set("reconcile.interval", "1h").start();
+    relay.wait_ready().await;
+    let passed = async || relay.metric("outbox_relay_reconcile_last_success_timestamp_seconds").await > Some(0.0);
+    eventually(READY, "a pass is over", passed).await;
+    site.outbox.wait_stored(site.nats, 3).await;
+    lock.rollback().await.unwrap();
+    for more in 4..=6 {
+        site.outbox.insert("more").await;
+        let done = format!("SELECT count(*) FROM outbox_events WHERE id IN (3, {more}) AND status = 'completed'");
+        eventually(READY, "it is recorded", async || site.outbox.number(&done).await == 2).await;
+    }
+    assert_eq!(site.outbox.rows("completed").await, 5);
+    relay.kill9().await;
+    tokio::time::sleep(FORGOTTEN).await;
+    let _relay = site.start().await;
+    assert_eq!(site.outbox.expect_exact(site.nats).await, 6);
 }

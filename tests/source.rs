@@ -1,6 +1,8 @@
 //! The outbox table or its publication changes under a running relay: it is noticed, mended or told, and no row is
 //! missed.
 
+use std::time::Duration;
+
 use crate::harness::nats::NatsVersion;
 use crate::harness::postgres::PgVersion;
 use crate::harness::relay::{READY, Relay, RelaySettings};
@@ -132,6 +134,36 @@ async fn rows_written_while_the_table_was_out_of_its_publication_are_delivered()
         scene.sql(&format!("ALTER PUBLICATION {publication} DROP TABLE outbox_events")).await;
         insert(&scene, "out").await;
         expect(&scene, &mut relay, &["before", "between", "out"]).await;
+    }
+}
+
+/// The log shows rows of a transaction as the publication was when they were written, whenever it ends.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_of_a_transaction_that_was_open_meanwhile_are_delivered_when_it_ends() {
+    const OPEN: Duration = Duration::from_secs(3);
+    for version in PgVersion::ENDS {
+        let scene = Scene::on(version, NatsVersion::V2_15).await;
+        let publication = &scene.database.publication;
+        let often = scene.settings.clone().set("reconcile.sweep_interval", "200ms").set("reconcile.interval", "50ms");
+        let mut relay = scene.relay_with(&often).await;
+        insert(&scene, "before").await;
+        scene.wait_completed(4).await;
+        let open = scene.database.client().await;
+        scene.sql(&format!("ALTER PUBLICATION {publication} DROP TABLE outbox_events")).await;
+        open.batch_execute(
+            "BEGIN; INSERT INTO outbox_events (event_id, aggregate_type, aggregate_id, event_type, payload)
+             SELECT 'open-' || i, 'order', (i % 2)::text, 'paid', '{}' FROM generate_series(1, 4) i",
+        )
+        .await
+        .unwrap();
+        insert(&scene, "between").await;
+        scene.sql(&format!("ALTER PUBLICATION {publication} ADD TABLE outbox_events")).await;
+        scene.wait_completed(8).await;
+        // What comes later has been looked at, and found delivered.
+        tokio::time::sleep(OPEN).await;
+        open.batch_execute("COMMIT").await.unwrap();
+        scene.wait_completed(12).await;
+        expect(&scene, &mut relay, &["before", "between", "open"]).await;
     }
 }
 

@@ -7,6 +7,7 @@ use outbox_relay::postgres::store;
 
 use crate::harness::nats::NatsVersion;
 use crate::harness::postgres::PgVersion;
+use crate::harness::relay::READY;
 use crate::harness::scene::{Scene, publishes};
 use crate::harness::wait::always;
 
@@ -105,4 +106,58 @@ async fn rows_that_the_log_missed_are_found_in_the_table() {
         assert_eq!(scene.number("SELECT max(version) FROM outbox_events").await, 2);
         relay.wait_ready().await;
     }
+}
+
+/// A poller of another kind writes down when it locked a row, and no lease: what it left when it died is nobody's once
+/// it is old, however many rows came after it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_row_that_a_poller_without_leases_left_is_sent_when_it_is_old() {
+    for (postgres, nats) in PgVersion::ENDS.into_iter().zip(NatsVersion::ENDS) {
+        let scene = Scene::on(postgres, nats).await;
+        let events = ["old", "ends", "kept"];
+        scene.sql(&events.map(|event| insert(event, event, "null")).concat()).await;
+        scene
+            .sql(
+                "UPDATE outbox_events SET status = 'processing', locked_by = 'w1', locked_at = now() - CASE event_id
+                   WHEN 'old' THEN interval '1 h' WHEN 'ends' THEN interval '4 min 50 s' ELSE interval '0' END;
+                 CREATE TABLE leases AS SELECT event_id, locked_at + interval '5 min' AS ends FROM outbox_events",
+            )
+            .await;
+        let settings = scene.settings.clone().set("reconcile.sweep_interval", "1s");
+        let relay = scene.relay_with(&settings).await;
+        scene.sql(&insert("later", "later", "null")).await;
+        scene.wait_completed(3).await;
+        let mut ids = scene.ids().await;
+        ids.sort_unstable();
+        assert_eq!(ids, ["ends", "later", "old"]);
+        let hasty = "SELECT count(*) FROM outbox_events JOIN leases USING (event_id)
+            WHERE status = 'completed' AND processed_at < ends";
+        assert_eq!(scene.number(hasty).await, 0, "it was left to its poller for as long as a lease lasts");
+        assert_eq!(publishes(&relay, "stored").await, 3);
+
+        let output = scene.settings.run(&["status"]).await;
+        let said = String::from_utf8(output.stdout).unwrap();
+        assert!(said.contains("0 scheduled, 1 claimed"), "{said}");
+        let output = scene.settings.run(&["events", "show", "kept"]).await;
+        let said = String::from_utf8(output.stdout).unwrap();
+        assert!(said.contains("is claimed by w1, for 4"), "{said}");
+    }
+}
+
+/// More than one look takes in: the next one follows at once, not with the next sweep.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn very_many_rows_that_the_log_missed_are_sent_by_one_sweep() {
+    const ROWS: i64 = 21_000;
+    let scene = Scene::new().await;
+    assert!(scene.relay().await.terminate(READY).await.success());
+    scene
+        .sql(&format!(
+            "INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload, status)
+             SELECT 'order', i::text, 'paid', '{{}}', 'completed' FROM generate_series(1, {ROWS}) i;
+             UPDATE outbox_events SET status = 'pending'"
+        ))
+        .await;
+    let _relay = scene.relay_with(&scene.settings.clone().set("reconcile.sweep_interval", "1h")).await;
+    scene.wait_completed(ROWS).await;
+    assert_eq!(scene.count().await, u64::try_from(ROWS).unwrap());
 }

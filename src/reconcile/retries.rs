@@ -16,10 +16,12 @@ const SETTLING: Duration = Duration::from_secs(1);
 const MOMENT: Duration = Duration::from_millis(5);
 
 impl Reconciler {
-    /// Sends due rows until none is left.
+    /// Sends the rows that are due now until none of them is left. What comes due meanwhile has its turn later: others
+    /// wait for theirs, and where rows are dated steadily there would be no end.
     pub(super) async fn send_due(&self, due: Due<'_>) -> Result<(), Interrupted> {
+        let now = due.now().await?;
         loop {
-            let rows = due.rows(limit()).await?;
+            let rows = due.rows(now, limit()).await?;
             if rows.is_empty() {
                 return Ok(());
             }

@@ -1,11 +1,10 @@
 //! Rows that the log never showed: the slot was moved, or the table left its publication for a while.
 //!
 //! A pending row that was visible before a position of the log, and has no outcome once everything before that position
-//! has one, was missed.
+//! has one, was missed. So was one that a poller has claimed without dating its lease, once that is over.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use tokio::sync::watch;
 use tracing::warn;
 
 use super::{Ask, Interrupted, PASS_ROWS, Reconciler};
@@ -14,52 +13,68 @@ use crate::postgres::outbox::{self, Due, LOOK_ROWS, Seen};
 use crate::postgres::slot;
 use crate::telemetry::metrics::waiting;
 
-/// Rows looked at in one sweep, at most; the next one goes on behind them.
-const SWEEP_ROWS: usize = 10_000;
+/// Rows looked at in one step, at most; the next one goes on behind them.
+const STEP_ROWS: usize = 10_000;
 
 /// Where the sweep stands.
 #[derive(Debug)]
 pub(super) struct Sweep {
     next: Instant,
-    /// Rows up to this id have an outcome, as far as they were there at the last sweep; `None` before the first one.
+    /// Rows up to this id have an outcome, as far as they were there when the sweep passed them; `None` before the
+    /// first one.
     low: Option<i64>,
+    /// But for these, which are looked at again each time: a poller has claimed them, or they could not be sent.
+    again: Vec<i64>,
     /// Which tables the rows stood in then. A partition that is attached brings rows of any age.
     partitions: Option<String>,
-    /// Pending rows that were seen, and the position of the log by which each must have an outcome.
-    seen: Option<(Vec<Seen>, Lsn)>,
+    /// Whether the whole table is to be looked at once more when the transactions that were open as the session began
+    /// have ended. The log does not show what they wrote while the table was out of its publication.
+    late: bool,
+    /// What was seen, until the log has passed it.
+    seen: Option<Look>,
+    /// The highest id as the first sweep began: rows that an earlier session may have sent lie no higher.
+    newest: Option<i64>,
+    /// Whether a sweep has passed those, and what it saw was sent.
+    pub(super) over: bool,
     /// When waiting rows are counted next: also while the sweep waits for the log.
     count: Instant,
 }
 
+/// Pending rows that were seen.
+#[derive(Debug)]
+struct Look {
+    rows: Vec<Seen>,
+    /// The position of the log by which each must have an outcome.
+    position: Lsn,
+    /// Whether rows that an earlier session may have sent are all among them, or have an outcome.
+    whole: bool,
+}
+
 impl Sweep {
     pub(super) fn new() -> Self {
-        Self { next: Instant::now(), low: None, partitions: None, seen: None, count: Instant::now() }
+        Self {
+            next: Instant::now(),
+            low: None,
+            again: Vec::new(),
+            partitions: None,
+            late: true,
+            seen: None,
+            newest: None,
+            over: false,
+            count: Instant::now(),
+        }
     }
 }
 
 impl Reconciler {
     /// Takes the sweep one step on: looks at pending rows when it is time, and sends those that were missed once the
     /// log has passed them.
-    pub(super) async fn sweep(
-        &self,
-        due: Due<'_>,
-        sweep: &mut Sweep,
-        safe: &watch::Receiver<Lsn>,
-    ) -> Result<(), Interrupted> {
+    pub(super) async fn sweep(&self, due: Due<'_>, sweep: &mut Sweep) -> Result<(), Interrupted> {
         // Not before the log has shown what an earlier session left: nothing is known to be missed until then, and a
         // look at the whole of a large table would cost the server what it needs for the log.
-        let shown = *safe.borrow() >= self.horizon;
-        if shown && sweep.seen.is_none() && Instant::now() >= sweep.next {
-            sweep.next = Instant::now() + self.sweep_interval;
-            let partitions = due.partitions().await?;
-            if sweep.partitions != partitions {
-                (sweep.low, sweep.partitions) = (None, partitions);
-            }
-            let pending = due.pending_after(sweep.low.unwrap_or(0), SWEEP_ROWS).await?;
-            // First the rows, then the position: what commits in between is not among the rows.
-            let position = slot::current_wal(due.client).await?;
-            sweep.low = Some(self.next_low(due, &pending).await?);
-            sweep.seen = (!pending.is_empty()).then_some((pending, position));
+        let passed = |position: Lsn| *self.safe.borrow() >= position;
+        if passed(self.horizon) && sweep.seen.is_none() && Instant::now() >= sweep.next {
+            self.look(due, sweep).await?;
         }
         if Instant::now() >= sweep.count {
             sweep.count = Instant::now() + self.sweep_interval;
@@ -68,20 +83,66 @@ impl Reconciler {
                 self.ask(Ask::Held(outbox::held_aggregates(due.client, due.tables).await?)).await?;
             }
         }
-        let passed = |(_, position): &(Vec<Seen>, Lsn)| *safe.borrow() >= *position;
-        let Some((pending, _)) = sweep.seen.take_if(|seen| passed(seen)) else { return Ok(()) };
-        for seen in pending.chunks(PASS_ROWS) {
-            let missed = due.still_pending(seen).await?;
-            if !missed.is_empty() {
-                warn!(rows = missed.len(), "pending rows were not in the log; they are sent from the table");
-                let count = missed.len();
+        match sweep.seen.take_if(|look| passed(look.position)) {
+            Some(look) => self.send_missed(due, sweep, look).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Notes the pending rows, and then where the log ends: what commits in between is not among the rows.
+    async fn look(&self, due: Due<'_>, sweep: &mut Sweep) -> Result<(), Interrupted> {
+        let partitions = due.partitions().await?;
+        if sweep.partitions != partitions {
+            (sweep.low, sweep.partitions) = (None, partitions);
+        }
+        // Before the rows are looked at, so that they are all seen.
+        if sweep.late && due.earlier_have_ended().await? {
+            (sweep.low, sweep.late) = (None, false);
+        }
+        let newest = match sweep.newest {
+            Some(newest) => newest,
+            None => *sweep.newest.insert(due.highest_id().await?.unwrap_or(0)),
+        };
+        let low = sweep.low.unwrap_or(0);
+        let limit = STEP_ROWS.saturating_sub(sweep.again.len());
+        let rows = due.undated(low, limit, &sweep.again).await?;
+        let position = slot::current_wal(due.client).await?;
+        let above: Vec<Seen> = rows.iter().filter(|seen| seen.id > low).copied().collect();
+        let last = above.len() < limit;
+        // What is left of a large table is not kept waiting, unless all room is taken by rows that cannot be sent.
+        let rests = last || limit == 0;
+        sweep.next = Instant::now() + if rests { self.sweep_interval } else { Duration::ZERO };
+        sweep.low = match above.last() {
+            _ if last => Some(next_low(due, &above).await?),
+            step => Some(step.map_or(low, |step| step.id)),
+        };
+        sweep.again = rows.iter().filter(|seen| seen.claimed).map(|seen| seen.id).collect();
+        // Where new rows come faster than they are sent, the end of the table is never reached.
+        let whole = last || above.last().is_some_and(|step| step.id >= newest);
+        sweep.over |= whole && rows.is_empty();
+        sweep.seen = (!rows.is_empty()).then_some(Look { rows, position, whole });
+        Ok(())
+    }
+
+    /// Sends those of the rows that still have no outcome.
+    async fn send_missed(&self, due: Due<'_>, sweep: &mut Sweep, look: Look) -> Result<(), Interrupted> {
+        let mut whole = look.whole;
+        for mut seen in look.rows.chunks(PASS_ROWS) {
+            // In parts where their payloads are large.
+            loop {
+                let missed = due.missed(seen).await?;
+                let (Some(end), count) = (missed.last().map(|row| row.id), missed.len()) else { break };
+                warn!(rows = count, "pending rows were not in the log; they are sent from the table");
                 if self.send(missed).await? < count {
                     // What was not taken, or has no outcome yet, is looked at again.
-                    let first = seen.first().map_or(0, |first| first.id.saturating_sub(1));
-                    sweep.low = sweep.low.map(|low| low.min(first));
+                    sweep.again.extend(seen.iter().filter(|seen| !seen.claimed).map(|seen| seen.id));
+                    whole = false;
+                    break;
                 }
+                (_, seen) = seen.split_at(seen.partition_point(|seen| seen.id <= end));
             }
         }
+        sweep.over |= whole;
         Ok(())
     }
 
@@ -99,15 +160,14 @@ impl Reconciler {
         self.metrics.live.unhandled.set_bytes(whole(found.unhandled));
         Ok(())
     }
+}
 
-    /// The next sweep starts behind rows that have an outcome. Ids that are given out but not committed yet may lie
-    /// lower: those rows come through the log, and the first sweep of the next session looks at all again.
-    async fn next_low(&self, due: Due<'_>, pending: &[Seen]) -> Result<i64, Interrupted> {
-        match (pending.first(), pending.last()) {
-            (Some(_), Some(&last)) if pending.len() >= SWEEP_ROWS => Ok(last.id),
-            (Some(&first), _) => Ok(first.id.saturating_sub(1)),
-            // A table that was emptied may count its rows from one again.
-            _ => Ok(due.highest_id().await?.unwrap_or(0)),
-        }
+/// The next sweep starts behind rows that have an outcome, or are looked at each time. Ids that are given out but not
+/// committed yet may lie lower: those rows come through the log, or the whole table is looked at again.
+async fn next_low(due: Due<'_>, rows: &[Seen]) -> Result<i64, tokio_postgres::Error> {
+    match rows.iter().find(|seen| !seen.claimed) {
+        Some(first) => Ok(first.id.saturating_sub(1)),
+        // A table that was emptied may count its rows from one again.
+        None => Ok(due.highest_id().await?.unwrap_or(0)),
     }
 }

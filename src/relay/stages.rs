@@ -178,7 +178,9 @@ impl Stages {
             wal_stop,
             writeback: tokio::spawn(writeback.run()),
             announcements,
-            reconciler: tokio::spawn(reconciler(relay, ground, (limits, horizon), asks_tx, passed, stop.clone()).run()),
+            reconciler: tokio::spawn(
+                reconciler(relay, ground, (limits, horizon, decided.is_none()), asks_tx, passed, stop.clone()).run(),
+            ),
             beside: beside(relay, nats, ground, wish, &stop),
             _guard: guard,
         };
@@ -260,7 +262,7 @@ fn announce(relay: &Relay, nats: &deliver::Nats) -> (Announcer, Option<JoinHandl
 fn reconciler(
     relay: &Relay,
     ground: &Ground,
-    (limits, horizon): (Limits, Lsn),
+    (limits, horizon, sweeps): (Limits, Lsn, bool),
     asks: mpsc::Sender<Ask>,
     safe: watch::Receiver<Lsn>,
     stop: CancellationToken,
@@ -273,6 +275,7 @@ fn reconciler(
         sweep_interval: relay.settings.reconcile.sweep_interval,
         safe,
         horizon,
+        sweeps,
         ordered: limits.ordered,
         asks,
         metrics: relay.metrics.clone(),

@@ -30,6 +30,11 @@ async fn claims_come_in_order_of_id_as_they_are_after_the_claim() {
         let end = "UPDATE outbox_events SET next_retry_at = now() WHERE event_id = 'b';
                    UPDATE outbox_events SET next_retry_at = NULL WHERE event_id = 'c'";
         outbox.client.batch_execute(end).await.unwrap();
+        assert_eq!(outbox.fetch(100).await, ["b"], "a lease that has ended; another poller's, not dated, has not");
+        let end = "UPDATE outbox_events SET next_retry_at = NULL, locked_at = locked_at - interval '5 min'
+                   WHERE event_id = 'b';
+                   UPDATE outbox_events SET next_retry_at = NULL, locked_at = NULL WHERE event_id = 'c'";
+        outbox.client.batch_execute(end).await.unwrap();
         assert_eq!(outbox.fetch(100).await, ["b", "c"], "leases that have ended");
         assert_eq!(outbox.fetch(0).await, [""; 0]);
         let all = "SELECT count(*) FROM fetch_and_lock_outbox_events(NULL)";

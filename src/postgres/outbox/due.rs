@@ -1,5 +1,7 @@
 //! Rows that the reconciler sends: due retries, ended leases, dated rows, and rows held behind them.
 
+use std::time::SystemTime;
+
 use bytestring::ByteString;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Error, Row};
@@ -13,25 +15,37 @@ use crate::postgres::names::literal;
 /// Bytes of payloads read in one pass, about.
 const PASS_BYTES: i64 = 8 * 1024 * 1024;
 
-/// A row that the log should have shown, or that waits for nothing: a failed one without a date is due, as for a
-/// poller.
-const MISSED: &str =
-    "next_retry_at IS NULL AND (status IN ('pending', 'failed') OR (status = 'processing' AND locked_at IS NULL))";
+/// A row without a date that has no outcome.
+const UNDATED: &str = "next_retry_at IS NULL AND status IN ('pending', 'failed', 'processing')";
+
+/// Of those, one that its poller has claimed, and may be working on. A poller of another kind dates no lease: what it
+/// has claimed is its own for as long as a lease of the SQL functions lasts.
+const CLAIMED: &str = "(status = 'processing' AND coalesce(locked_at > now() - interval '5 minutes', false))";
+
+/// When the lease of the row `row` ends, dated or not; of a row that nobody has claimed, the time for which it waits.
+pub(super) fn lease_end(row: &str) -> String {
+    format!(
+        "coalesce({row}.next_retry_at, CASE WHEN {row}.status = 'processing' THEN {row}.locked_at + interval '5 minutes' END)"
+    )
+}
 
 /// Tells a row from one that has its id in a table that was emptied or made anew since. Not the event's id itself,
-/// which may be no UTF-8.
-const MARK: &str = "hashtextextended(event_id::text, 0)";
+/// which may be no UTF-8. An adopted table may allow NULL.
+const MARK: &str = "hashtextextended(coalesce(event_id, '')::text, 0)";
 
 /// A row that the sweep saw.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen {
     pub id: i64,
     mark: i64,
+    /// A poller may be working on it: it is not sent now.
+    pub claimed: bool,
 }
 
 /// A row to send.
 #[derive(Debug)]
 pub struct DueRow {
+    pub id: i64,
     pub row: Decoded,
     /// Whether it may pass a block of its aggregate.
     pub pass: Pass,
@@ -90,16 +104,17 @@ pub async fn held_aggregates(client: &Client, tables: &Tables) -> Result<Vec<Hel
 }
 
 impl Due<'_> {
-    /// Rows whose time has come, the earliest first, at most `limit`. A row that failed before, or whose poller's lease
-    /// ended, is what its aggregate waits for; one that a producer dated comes for the first time.
-    pub async fn rows(&self, limit: i64) -> Result<Vec<DueRow>, Error> {
-        self.select(
-            "next_retry_at <= now() AND status IN ('pending', 'failed', 'processing')",
-            "e.next_retry_at, e.id",
-            limit,
-            &[],
-        )
-        .await
+    /// The server's time.
+    pub async fn now(&self) -> Result<SystemTime, Error> {
+        let rows = self.client.query_typed("SELECT now()", &[]).await?;
+        rows.first().map_or(Ok(SystemTime::UNIX_EPOCH), |row| row.try_get(0))
+    }
+
+    /// Rows whose time had come at `time`, the earliest first, at most `limit`. A row that failed before, or whose
+    /// poller's lease ended, is what its aggregate waits for; one that a producer dated comes for the first time.
+    pub async fn rows(&self, time: SystemTime, limit: i64) -> Result<Vec<DueRow>, Error> {
+        let condition = "next_retry_at <= $2 AND status IN ('pending', 'failed', 'processing')";
+        self.select(condition, "e.next_retry_at, e.id", limit, &[(&time, Type::TIMESTAMPTZ)]).await
     }
 
     /// Held rows of aggregates in which nothing waits for a retry any more, in the order of their ids.
@@ -139,23 +154,39 @@ impl Due<'_> {
         rows.iter().map(|row| Ok(usize::try_from(row.try_get::<_, i64>(0)?).unwrap_or(usize::MAX))).collect()
     }
 
-    /// Pending or failed, undated rows above `low`, in the order of their ids, at most `limit`. A row that an older
-    /// schema left in `processing` without a lease counts as one whose lease ended.
-    pub async fn pending_after(&self, low: i64, limit: usize) -> Result<Vec<Seen>, Error> {
+    /// Undated rows without an outcome: those above `low`, at most `limit`, and those of `again` that are not; in the
+    /// order of their ids.
+    pub async fn undated(&self, low: i64, limit: usize, again: &[i64]) -> Result<Vec<Seen>, Error> {
+        let select = format!("SELECT id, {MARK} AS mark, {CLAIMED} AS claimed FROM {} e", self.tables.share);
         let statement = format!(
-            "SELECT id, {MARK} FROM {} e WHERE id > $1 AND {MISSED} ORDER BY id LIMIT {limit}",
-            self.tables.share
+            "({select} WHERE id = ANY($2) AND id <= $1 AND {UNDATED})
+             UNION ALL
+             ({select} WHERE id > $1 AND {UNDATED} ORDER BY id LIMIT {limit})
+             ORDER BY id",
         );
-        let rows = self.client.query_typed(&statement, &[(&low, Type::INT8)]).await?;
-        rows.iter().map(|row| Ok(Seen { id: row.try_get(0)?, mark: row.try_get(1)? })).collect()
+        let parameters = [(&low as _, Type::INT8), (&again as _, Type::INT8_ARRAY)];
+        let rows = self.client.query_typed(&statement, &parameters).await?;
+        let seen = |row: &Row| Ok(Seen { id: row.try_get(0)?, mark: row.try_get(1)?, claimed: row.try_get(2)? });
+        rows.iter().map(seen).collect()
     }
 
-    /// Those of the rows that are still pending and undated, in the order of their ids. One that is not new cannot be
-    /// held in the table, and may be what its aggregate waits for: it passes a block.
-    pub async fn still_pending(&self, seen: &[Seen]) -> Result<Vec<DueRow>, Error> {
+    /// Those of the rows that are still undated, without an outcome and nobody's, in the order of their ids: as many of
+    /// the first as fit into a pass. One that is not new cannot be held in the table, and may be what its aggregate
+    /// waits for: it passes a block.
+    pub async fn missed(&self, seen: &[Seen]) -> Result<Vec<DueRow>, Error> {
         let (ids, marks): (Vec<i64>, Vec<i64>) = seen.iter().map(|seen| (seen.id, seen.mark)).unzip();
-        let condition = format!("id = ANY($2) AND {MARK} = ANY($3) AND {MISSED}");
+        let condition = format!("id = ANY($2) AND {MARK} = ANY($3) AND {UNDATED} AND NOT {CLAIMED}");
         self.select(&condition, "e.id", i64::MAX, &[(&ids, Type::INT8_ARRAY), (&marks, Type::INT8_ARRAY)]).await
+    }
+
+    /// Whether every transaction that was open when the session began has ended.
+    pub async fn earlier_have_ended(&self) -> Result<bool, Error> {
+        let statement = format!(
+            "SELECT pg_snapshot_xmin(pg_current_snapshot()) >= pg_snapshot_xmax({}::pg_snapshot)",
+            literal(self.since)
+        );
+        let rows = self.client.query_typed(&statement, &[]).await?;
+        rows.first().map_or(Ok(false), |row| row.try_get(0))
     }
 
     /// The highest id in the table.
@@ -188,7 +219,7 @@ impl Due<'_> {
         // as text keeps its column's name, so that the order has to name the table.
         let since = literal(self.since);
         let statement = format!(
-            "SELECT {}, outbox_relay_first, outbox_relay_changed FROM (
+            "SELECT {}, outbox_relay_first, outbox_relay_changed, e.id FROM (
                SELECT e.*, e.status = 'pending' AND e.next_retry_at IS DISTINCT FROM 'infinity' AS outbox_relay_first,
                  NOT pg_visible_in_snapshot({}, {}::pg_snapshot) AS outbox_relay_changed,
                  sum(pg_column_size(e.payload)) OVER (ORDER BY {order}) - pg_column_size(e.payload)
@@ -207,7 +238,8 @@ impl Due<'_> {
         let found = self.client.query_typed(&statement, &parameters).await?;
         let due = |row: &Row| {
             let pass = if row.try_get(rows::READ)? { Pass::First } else { Pass::Again };
-            Ok(DueRow { row: rows::read(row)?, pass, changed: row.try_get(rows::READ + 1)? })
+            let (changed, id) = (row.try_get(rows::READ + 1)?, row.try_get(rows::READ + 2)?);
+            Ok(DueRow { id, row: rows::read(row)?, pass, changed })
         };
         found.iter().map(due).collect()
     }

@@ -41,11 +41,14 @@ pub async fn waiting(client: &Client, tables: &Tables, low: i64) -> Result<Waiti
          held AS MATERIALIZED (
            SELECT created_at FROM {share} e WHERE next_retry_at = 'infinity' AND status = 'pending' LIMIT {LOOK_ROWS}),
          unhandled AS MATERIALIZED (SELECT FROM {dead_letter} WHERE handled = false LIMIT {LOOK_ROWS}),
-         undated AS (SELECT created_at FROM recent WHERE status = 'pending' AND next_retry_at IS NULL)
-         SELECT (SELECT count(*) FROM undated),
+         undated AS (SELECT status, created_at FROM recent
+           WHERE status IN ('pending', 'processing', 'failed') AND next_retry_at IS NULL)
+         SELECT (SELECT count(*) FROM undated WHERE status = 'pending'),
            (SELECT count(*) FROM dated WHERE status = 'pending'),
-           (SELECT count(*) FROM dated WHERE status = 'processing'),
-           (SELECT count(*) FROM dated WHERE status = 'failed'),
+           (SELECT count(*) FROM dated WHERE status = 'processing')
+             + (SELECT count(*) FROM undated WHERE status = 'processing'),
+           (SELECT count(*) FROM dated WHERE status = 'failed')
+             + (SELECT count(*) FROM undated WHERE status = 'failed'),
            (SELECT count(*) FROM held), (SELECT count(*) FROM unhandled),
            extract(epoch FROM now() - least((SELECT min(created_at) FROM undated), (SELECT min(created_at) FROM held),
              (SELECT min(created_at) FROM dated WHERE status IN ('failed', 'processing'))))::float8,

@@ -7,6 +7,12 @@ use crate::config::OnSuccess;
 /// The rows that a statement speaks of, by both of their ids, and the place of each in the parameters.
 const GIVEN: &str = "unnest($1::int8[], $2::text[]) WITH ORDINALITY AS given(id, event_id, position)";
 
+/// Whether the row `o` is the event `event_id` (and has its `id`). An id that could not be read is empty here: it means
+/// any that is no id.
+fn same_event(event_id: &str) -> String {
+    format!("(o.event_id = {event_id} OR {event_id} = '' AND (o.event_id ~ '^[!-~]+$') IS NOT TRUE)")
+}
+
 /// Notes the place in the transaction of the statement that it is part of, whose parameters from `first` on are the
 /// slot, the sequence and the position.
 fn place_sql(tables: &Tables, first: usize) -> String {
@@ -64,12 +70,13 @@ pub(super) fn complete_sql(tables: &Tables, on_success: OnSuccess, skip_locked: 
 pub(super) fn fail_sql(tables: &Tables) -> String {
     let Tables { events, dead_letter, compensate, .. } = tables;
     let state = place_sql(tables, 6);
+    let event = same_event("$2::text");
     let last = "($5::float8 IS NULL OR ($10::bool AND o.retry_count + 1 >= o.max_retries))";
     format!(
         "WITH place AS ({state}),
          free AS MATERIALIZED (
            SELECT o.id FROM {events} o
-           WHERE o.id = $1 AND o.event_id = $2::text AND o.status IN ('pending', 'processing', 'failed')
+           WHERE o.id = $1 AND {event} AND o.status IN ('pending', 'processing', 'failed')
              AND o.retry_count <= $9::int4
            FOR NO KEY UPDATE SKIP LOCKED),
          failed AS (
@@ -86,7 +93,7 @@ pub(super) fn fail_sql(tables: &Tables) -> String {
          buried AS (
            INSERT INTO {dead_letter} (original_event_id, original_aggregate_type, original_aggregate_id, tenant_id,
              event_type, payload, headers, error_code, error_message, retry_count, first_failed_at)
-           SELECT left(event_id, 64), left(coalesce(aggregate_type, ''), 64), left(coalesce(aggregate_id, ''), 128),
+           SELECT left(coalesce(event_id, ''), 64), left(coalesce(aggregate_type, ''), 64), left(coalesce(aggregate_id, ''), 128),
              left(tenant_id, 64), left(coalesce(event_type, ''), 128), coalesce(payload, 'null'), coalesce(headers, '{{}}'), error_code,
              error_message, retry_count, first_failed_at
            FROM failed WHERE status = 'dead_letter')
@@ -152,8 +159,9 @@ pub(super) fn look_sql(tables: &Tables) -> String {
            o.retry_count, coalesce(o.next_retry_at > now(), false)
          FROM now, unnest($1::int8[], $2::text[], $3::int8[]) WITH ORDINALITY
            AS given(id, event_id, xid, position)
-         LEFT JOIN {} o ON o.id = given.id AND o.event_id = given.event_id",
+         LEFT JOIN {} o ON o.id = given.id AND {}",
         full_xid("given.xid", "xmax"),
-        tables.events
+        tables.events,
+        same_event("given.event_id")
     )
 }

@@ -61,7 +61,7 @@ impl Deliver<'_> {
     }
 
     /// Takes in a row that the reconciler found; returns its token, if it is under way now.
-    pub(super) fn due_row(&mut self, DueRow { row, pass, changed }: DueRow) -> Option<u64> {
+    pub(super) fn due_row(&mut self, DueRow { row, pass, changed, .. }: DueRow) -> Option<u64> {
         let token = self.delivery.next_token();
         self.rows.insert(token, row.event_id().cloned().unwrap_or_default());
         let Some(addressed) = self.address(row) else {

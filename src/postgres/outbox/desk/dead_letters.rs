@@ -190,7 +190,7 @@ impl DeadLetterFilter {
 fn read(row: &Row) -> Result<DeadLetterRow, Error> {
     Ok(DeadLetterRow {
         id: row.try_get("id")?,
-        event_id: row.try_get("original_event_id")?,
+        event_id: text(row, "original_event_id")?,
         tenant_id: some_text(row, "tenant_id")?,
         aggregate_type: text(row, "original_aggregate_type")?,
         aggregate_id: text(row, "original_aggregate_id")?,

@@ -8,6 +8,7 @@ use serde_json::value::RawValue;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Error, Row};
 
+use super::super::due::lease_end;
 use super::{Desk, End, Page, Parameter, json, one_more, same_aggregate, seconds, some_text, text, utc, waits};
 
 /// Rows that one statement looks at, at most, where no index knows what is looked for.
@@ -45,7 +46,7 @@ pub struct EventRow {
     pub created_at: Option<String>,
     pub age_seconds: Option<f64>,
     pub next_retry_at: Option<String>,
-    /// Below zero: it is overdue.
+    /// Until then, or until the lease of a poller that dated none ends. Below zero: it is overdue.
     pub next_retry_seconds: Option<f64>,
     /// The row that a held one waits for.
     pub held_behind: Option<i64>,
@@ -81,8 +82,8 @@ impl Desk<'_> {
     /// Rows below the id `after`, the newest first. Where no index knows the rows that are wanted, the table is looked
     /// through from its newest row down, for as long as `patience`.
     ///
-    /// Rows of an older schema that failed and have no date are not listed as failed: a relay takes them with its next
-    /// sweep.
+    /// Rows of an older schema that failed, or were claimed, and have no date are not listed as failed or processing: a
+    /// relay takes them with its next sweep.
     pub async fn events(
         &self,
         filter: &EventFilter,
@@ -271,21 +272,21 @@ fn shows(state: &str) -> String {
 fn columns() -> String {
     let states: Vec<String> = STATES.iter().map(|state| format!("WHEN {} THEN '{state}'", shows(state))).collect();
     format!(
-        "e.id, e.event_id, e.tenant_id, coalesce(e.aggregate_type, '') AS aggregate_type,
+        "e.id, coalesce(e.event_id, '') AS event_id, e.tenant_id, coalesce(e.aggregate_type, '') AS aggregate_type,
          coalesce(e.aggregate_id, '') AS aggregate_id, coalesce(e.event_type, '') AS event_type,
          CASE {} ELSE e.status END AS state, e.retry_count, e.max_retries, {}, {}, {}, {}, e.error_code, e.error_message",
         states.join(" "),
         utc("e", "created_at"),
         seconds("e.created_at", "now()", "age_seconds"),
         utc("e", "next_retry_at"),
-        seconds("now()", "e.next_retry_at", "next_retry_seconds"),
+        seconds("now()", &lease_end("e"), "next_retry_seconds"),
     )
 }
 
 fn read(row: &Row) -> Result<EventRow, Error> {
     Ok(EventRow {
         id: row.try_get("id")?,
-        event_id: row.try_get("event_id")?,
+        event_id: text(row, "event_id")?,
         tenant_id: some_text(row, "tenant_id")?,
         aggregate_type: text(row, "aggregate_type")?,
         aggregate_id: text(row, "aggregate_id")?,

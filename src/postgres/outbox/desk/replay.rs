@@ -4,7 +4,7 @@ use tokio_postgres::types::Type;
 use tokio_postgres::{Error, Row};
 
 use super::dead_letters::LINKED;
-use super::{DeadLetterFilter, Desk, same_aggregate, waits};
+use super::{DeadLetterFilter, Desk, same_aggregate, text, waits};
 use crate::postgres::names::literal;
 
 /// A dead letter that may be replayed.
@@ -205,7 +205,7 @@ impl Desk<'_> {
 fn read(row: &Row) -> Result<Candidate, Error> {
     Ok(Candidate {
         id: row.try_get("id")?,
-        event_id: row.try_get("original_event_id")?,
+        event_id: text(row, "original_event_id")?,
         handled: row.try_get("handled")?,
         made_seconds: row.try_get("made_seconds")?,
         dead_seconds: row.try_get("dead_seconds")?,

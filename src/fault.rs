@@ -233,8 +233,8 @@ impl Failure {
                 Self::StreamFull(own())
             }
             10_077 => Self::StoreFailed(own()),
-            // Account, server, memory, storage, in this order.
-            10_002 | 10_023 | 10_028 | 10_047 => Self::ResourcesExhausted(own()),
+            // Account, server, consumers, memory, storage, in this order.
+            10_002 | 10_023 | 10_026 | 10_028 | 10_047 => Self::ResourcesExhausted(own()),
             // Clustering: incomplete, not assigned, unavailable, not the leader. Off: server, account, no account.
             10_004 | 10_007 | 10_008 | 10_009 | 10_035 | 10_039 | 10_076 => Self::JetStreamUnavailable(own()),
             10_118 | 10_194 => Self::StreamOffline(own()),

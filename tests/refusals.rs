@@ -67,6 +67,30 @@ async fn thousands_of_one_refused_subject_do_not_hold_up_the_others_and_reach_th
     .await;
 }
 
+/// It is not said which of them is refused, so that the stream is asked. Meanwhile it goes on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_stored_while_the_stream_is_asked_for_refused_events_is_not_taken_for_a_loss() {
+    let (_nats, scene) = scene("bad.>").await;
+    let relay = scene.relay().await;
+    let client = scene.database.client().await;
+    let good = tokio::spawn(async move {
+        let load = "DO $$ BEGIN FOR i IN 1..1500 LOOP
+            INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload)
+            VALUES ('order', 'good-' || i, 'good', '{}');
+            COMMIT;
+          END LOOP; END $$";
+        client.batch_execute(load).await.unwrap();
+    });
+    for kind in 0..20 {
+        scene.sql(&insert(&format!("bad.{kind}"), 3)).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    good.await.unwrap();
+    scene.wait_completed(1500).await;
+    assert!(relay.log().contains("the stream was asked"), "{}", relay.log());
+    assert!(!relay.log().contains("has lost messages"), "{}", relay.log());
+}
+
 /// It is not said which of them is refused, and the stream cannot be asked for those that may be stored.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn where_the_stream_cannot_be_asked_refused_events_hold_up_nobody_for_ever() {

@@ -144,7 +144,8 @@ async fn a_row_that_a_poller_without_leases_left_is_sent_when_it_is_old() {
     }
 }
 
-/// More than one look takes in: the next one follows at once, not with the next sweep.
+/// More than one look takes in, and ids that lie further apart than one reaches: the next one follows at once, not with
+/// the next sweep.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn very_many_rows_that_the_log_missed_are_sent_by_one_sweep() {
     const ROWS: i64 = 21_000;
@@ -153,7 +154,9 @@ async fn very_many_rows_that_the_log_missed_are_sent_by_one_sweep() {
     scene
         .sql(&format!(
             "INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload, status)
-             SELECT 'order', i::text, 'paid', '{{}}', 'completed' FROM generate_series(1, {ROWS}) i;
+             SELECT 'order', i::text, 'paid', '{{}}', 'completed' FROM generate_series(3, {ROWS}) i;
+             INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, status)
+             SELECT i, 'order', i::text, 'paid', '{{}}', 'completed' FROM unnest(ARRAY[5000000, 30000000]) i;
              UPDATE outbox_events SET status = 'pending'"
         ))
         .await;

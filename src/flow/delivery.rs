@@ -210,8 +210,9 @@ impl Delivery {
 
     /// JetStream stored the event (now or earlier) at `sequence`. `None` when its outcome is known already.
     pub fn accepted(&mut self, token: u64, sequence: u64) -> Option<Accepted> {
-        self.newest = self.newest.max(sequence);
+        // An answer to an event of an earlier session may speak of another stream.
         let (sent_at, floor) = (self.waits_since(token), self.entries.get(&token)?.floor);
+        self.newest = self.newest.max(sequence);
         let Parcel { event, subject, committed_at } = *self.decide(token)?;
         self.refusals.accepted(&subject, sent_at);
         Some(Accepted { report: Report::completed(token, &event), committed_at, sent_at, floor })

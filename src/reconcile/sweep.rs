@@ -105,20 +105,29 @@ impl Reconciler {
         };
         let low = sweep.low.unwrap_or(0);
         let limit = STEP_ROWS.saturating_sub(sweep.again.len());
-        let rows = due.undated(low, limit, &sweep.again).await?;
+        let reach = due.reach(low).await?;
+        let rows = due.undated(low, reach.unwrap_or(low), limit, &sweep.again).await?;
         let position = slot::current_wal(due.client).await?;
         let above: Vec<Seen> = rows.iter().filter(|seen| seen.id > low).copied().collect();
-        let last = above.len() < limit;
+        // Up to which id all was looked at; `None`: to the end.
+        let step = match above.last() {
+            Some(step) if above.len() >= limit => Some(step.id),
+            None if limit == 0 => Some(low),
+            _ => match reach {
+                Some(reach) => due.reach(reach).await?.map(|_| reach),
+                None => None,
+            },
+        };
         // What is left of a large table is not kept waiting, unless all room is taken by rows that cannot be sent.
-        let rests = last || limit == 0;
+        let rests = step.is_none() || limit == 0;
         sweep.next = Instant::now() + if rests { self.sweep_interval } else { Duration::ZERO };
-        sweep.low = match above.last() {
-            _ if last => Some(next_low(due, &above).await?),
-            step => Some(step.map_or(low, |step| step.id)),
+        sweep.low = match step {
+            Some(step) => Some(step),
+            None => Some(next_low(due, &above).await?),
         };
         sweep.again = rows.iter().filter(|seen| seen.claimed).map(|seen| seen.id).collect();
         // Where new rows come faster than they are sent, the end of the table is never reached.
-        let whole = last || above.last().is_some_and(|step| step.id >= newest);
+        let whole = step.is_none_or(|step| step >= newest);
         sweep.over |= whole && rows.is_empty();
         sweep.seen = (!rows.is_empty()).then_some(Look { rows, position, whole });
         Ok(())

@@ -8,6 +8,7 @@ mod intake;
 mod lookup;
 mod seam;
 
+use guard::Shown;
 pub use guard::{IDS_MAX, Known};
 use lookup::Looked;
 use seam::Seam;
@@ -136,10 +137,10 @@ pub struct Deliver<'a> {
     /// Events that an earlier session sent, as the stream shows them.
     known: Known,
     /// Asks the stream what became of events that were sent long ago.
-    proof: Option<BoxFuture<'static, Result<(StreamFacts, Known), Failure>>>,
+    proof: Option<BoxFuture<'static, Result<(Shown, Known), Failure>>>,
     /// The connection is a new one: nothing is sent before a look at the stream has shown that it is as it was.
     unseen: bool,
-    look: Option<BoxFuture<'static, Result<StreamFacts, Failure>>>,
+    look: Option<BoxFuture<'static, Result<Shown, Failure>>>,
     /// Nothing is sent before this time.
     hold: Option<Instant>,
     pause: Pause,

@@ -15,6 +15,9 @@ use crate::postgres::names::literal;
 /// Bytes of payloads read in one pass, about.
 const PASS_BYTES: i64 = 8 * 1024 * 1024;
 
+/// Ids that one statement looks at, at most, however few of their rows have no outcome: on a slow disk it ends in time.
+const LOOK_IDS: i64 = 1_000_000;
+
 /// A row without a date that has no outcome.
 const UNDATED: &str = "next_retry_at IS NULL AND status IN ('pending', 'failed', 'processing')";
 
@@ -154,17 +157,25 @@ impl Due<'_> {
         rows.iter().map(|row| Ok(usize::try_from(row.try_get::<_, i64>(0)?).unwrap_or(usize::MAX))).collect()
     }
 
-    /// Undated rows without an outcome: those above `low`, at most `limit`, and those of `again` that are not; in the
-    /// order of their ids.
-    pub async fn undated(&self, low: i64, limit: usize, again: &[i64]) -> Result<Vec<Seen>, Error> {
+    /// Up to which id the rows above `low` are looked at in one statement; `None` when there are none.
+    pub async fn reach(&self, low: i64) -> Result<Option<i64>, Error> {
+        let statement = format!("SELECT min(id) FROM {} WHERE id > $1", self.tables.events);
+        let rows = self.client.query_typed(&statement, &[(&low, Type::INT8)]).await?;
+        let first: Option<i64> = rows.first().map_or(Ok(None), |row| row.try_get(0))?;
+        Ok(first.map(|first| first.saturating_add(LOOK_IDS)))
+    }
+
+    /// Undated rows without an outcome: those above `low` and up to `high`, at most `limit`, and those of `again` that
+    /// are no higher than `low`; in the order of their ids.
+    pub async fn undated(&self, low: i64, high: i64, limit: usize, again: &[i64]) -> Result<Vec<Seen>, Error> {
         let select = format!("SELECT id, {MARK} AS mark, {CLAIMED} AS claimed FROM {} e", self.tables.share);
         let statement = format!(
             "({select} WHERE id = ANY($2) AND id <= $1 AND {UNDATED})
              UNION ALL
-             ({select} WHERE id > $1 AND {UNDATED} ORDER BY id LIMIT {limit})
+             ({select} WHERE id > $1 AND id <= $3 AND {UNDATED} ORDER BY id LIMIT {limit})
              ORDER BY id",
         );
-        let parameters = [(&low as _, Type::INT8), (&again as _, Type::INT8_ARRAY)];
+        let parameters = [(&low as _, Type::INT8), (&again as _, Type::INT8_ARRAY), (&high as _, Type::INT8)];
         let rows = self.client.query_typed(&statement, &parameters).await?;
         let seen = |row: &Row| Ok(Seen { id: row.try_get(0)?, mark: row.try_get(1)?, claimed: row.try_get(2)? });
         rows.iter().map(seen).collect()

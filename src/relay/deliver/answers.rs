@@ -6,7 +6,7 @@ use tokio::sync::broadcast;
 use tracing::warn;
 
 use super::Deliver;
-use crate::config::{self, Manage, OnSuccess};
+use crate::config::{self, Manage};
 use crate::fault::{Class, Failure};
 use crate::flow::delivery::{Parcel, Refusal, Refused};
 use crate::flow::event::{Event, Settled};
@@ -32,10 +32,7 @@ impl Deliver<'_> {
                     self.shared.metrics.commit_to_ack.observe(seconds_since(committed_at));
                 }
                 self.goes_on();
-                if self.reads_table() && self.shared.settings.writeback.on_success == OnSuccess::Delete {
-                    // The log may show it again, and no row will tell by then.
-                    self.known.add(&accepted.report.event_id, ack.sequence);
-                }
+                self.remember(&accepted.report, ack.sequence);
                 self.report(accepted.report);
                 if !ack.duplicate && accepted.floor.is_some_and(|floor| ack.sequence <= floor) {
                     self.stream_went_back();

@@ -8,7 +8,9 @@ use bytestring::ByteString;
 use tracing::{info, warn};
 
 use super::Deliver;
+use crate::config::OnSuccess;
 use crate::fault::{Class, Failure};
+use crate::flow::event::Report;
 use crate::nats::ids::Start;
 use crate::nats::stream::{Stream, StreamFacts};
 
@@ -86,22 +88,25 @@ impl Deliver<'_> {
         let (stream, (events, after)) = (self.nats.stream.clone(), self.delivery.copies());
         let newest = self.delivery.newest();
         self.proof = Some(Box::pin(async move {
-            let facts = facts(&stream, newest).await?;
-            Ok((facts, Known::of(events, &stream, after).await?))
+            let shown = shown(&stream, newest).await?;
+            Ok((shown, Known::of(events, &stream, after).await?))
         }));
     }
 
     /// The stream has told what it holds: those events are acknowledged, the others are sent again.
-    pub(super) fn proved(&mut self, known: Result<(StreamFacts, Known), Failure>) {
+    pub(super) fn proved(&mut self, known: Result<(Shown, Known), Failure>) {
         self.proof = None;
         match known {
-            Ok((facts, known)) => {
-                if !self.is_as_it_was(&facts) {
+            Ok((shown, known)) => {
+                if !self.is_as_it_was(&shown) {
                     return;
                 }
                 let stored = self.delivery.prove(|event_id| known.get(event_id).copied());
                 info!(stored = stored.len(), "the stream was asked for events of unknown outcome");
                 for report in stored {
+                    if let Some(&sequence) = known.get(&report.event_id) {
+                        self.remember(&report, sequence);
+                    }
                     self.report(report);
                 }
             }
@@ -120,20 +125,29 @@ impl Deliver<'_> {
         }
     }
 
+    /// Keeps in mind that the stream has an event whose row, read from the table, is deleted: the log may show it again,
+    /// and no row will tell by then.
+    pub(super) fn remember(&mut self, report: &Report, sequence: u64) {
+        let goes = self.shared.settings.writeback.on_success == OnSuccess::Delete && report.xid.is_none();
+        if goes && self.delivery.safe() < self.shared.horizon {
+            self.known.add(&report.event_id, sequence);
+        }
+    }
+
     /// Asks the stream about itself, once the new connection is heard of.
     pub(super) fn look_at_stream(&mut self) {
         if self.unseen && self.look.is_none() && !self.wiring.stop.is_cancelled() {
             let (stream, newest) = (self.nats.stream.clone(), self.delivery.newest());
-            self.look = Some(Box::pin(async move { facts(&stream, newest).await }));
+            self.look = Some(Box::pin(async move { shown(&stream, newest).await }));
         }
     }
 
     /// The stream has told of itself: events are sent again if it is as it was.
-    pub(super) fn seen(&mut self, told: Result<StreamFacts, Failure>) {
+    pub(super) fn seen(&mut self, told: Result<Shown, Failure>) {
         self.look = None;
         match told {
-            Ok(facts) if !facts.has_leader => self.hold_for(&Failure::NoLeader),
-            Ok(facts) => self.unseen = !self.is_as_it_was(&facts),
+            Ok(shown) if !shown.facts.has_leader => self.hold_for(&Failure::NoLeader),
+            Ok(shown) => self.unseen = !self.is_as_it_was(&shown),
             Err(failure) if failure.class() == Class::Transient => self.wait_for_stream(&failure),
             // It cannot be asked.
             Err(_) => self.unseen = false,
@@ -142,13 +156,13 @@ impl Deliver<'_> {
 
     /// Whether the stream is the one that the session began with, and holds what it acknowledged. Otherwise the session
     /// ends.
-    fn is_as_it_was(&mut self, facts: &StreamFacts) -> bool {
+    fn is_as_it_was(&mut self, Shown { facts, newest }: &Shown) -> bool {
         if facts.created_as_noted() != self.shared.stream_created {
             warn!("the stream was made anew; the session ends, and the next one begins with that");
             self.wiring.stop.cancel();
             return false;
         }
-        let whole = facts.last_sequence >= self.delivery.newest();
+        let whole = facts.last_sequence >= *newest;
         if !whole {
             self.stream_went_back();
         }
@@ -163,12 +177,19 @@ impl Deliver<'_> {
     }
 }
 
-/// What the stream tells of itself. One that seems not to have reached `newest` is asked twice.
-async fn facts(stream: &Stream, newest: u64) -> Result<StreamFacts, Failure> {
-    let facts = stream.facts().await?;
-    if facts.last_sequence >= newest {
-        return Ok(facts);
+/// What the stream tells of itself, and the sequence that it was known to have reached when it was asked: by the time that
+/// it is heard, more may be stored.
+pub(super) struct Shown {
+    facts: StreamFacts,
+    newest: u64,
+}
+
+/// Asks the stream about itself. One that seems not to have reached `newest` is asked twice.
+async fn shown(stream: &Stream, newest: u64) -> Result<Shown, Failure> {
+    let mut facts = stream.facts().await?;
+    if facts.last_sequence < newest {
+        tokio::time::sleep(SHOWN).await;
+        facts = stream.facts().await?;
     }
-    tokio::time::sleep(SHOWN).await;
-    stream.facts().await
+    Ok(Shown { facts, newest })
 }

@@ -15,6 +15,8 @@ use crate::telemetry::metrics::waiting;
 
 /// Rows looked at in one step, at most; the next one goes on behind them.
 const STEP_ROWS: usize = 10_000;
+/// Steps are taken one after the other for about so long.
+const AT_A_TIME: Duration = Duration::from_secs(2);
 
 /// Where the sweep stands.
 #[derive(Debug)]
@@ -73,7 +75,13 @@ impl Reconciler {
         // Not before the log has shown what an earlier session left: nothing is known to be missed until then, and a
         // look at the whole of a large table would cost the server what it needs for the log.
         let passed = |position: Lsn| *self.safe.borrow() >= position;
-        if passed(self.horizon) && sweep.seen.is_none() && Instant::now() >= sweep.next {
+        let began = Instant::now();
+        // Where nothing waits it goes on at once, though others are to have their turn.
+        while passed(self.horizon)
+            && sweep.seen.is_none()
+            && Instant::now() >= sweep.next
+            && began.elapsed() < AT_A_TIME
+        {
             self.look(due, sweep).await?;
         }
         if Instant::now() >= sweep.count {

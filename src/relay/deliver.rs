@@ -7,11 +7,12 @@ mod guard;
 mod intake;
 mod lookup;
 mod seam;
+mod stream;
 
-use guard::Shown;
 pub use guard::{IDS_MAX, Known};
 use lookup::Looked;
 use seam::Seam;
+use stream::Shown;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;

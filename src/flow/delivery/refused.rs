@@ -29,14 +29,21 @@ impl Delivery {
     /// The event was refused, but not with its first copy, and that one may be stored: it is to be asked for, and the
     /// event sent again if it is not. `false`: no copy but the refused one was sent.
     pub fn doubt(&mut self, token: u64) -> bool {
-        let Some(entry) = self.entries.get_mut(&token) else { return false };
-        let Stage::Open { sent_at, first_sent, doubted, .. } = &mut entry.stage else { return false };
+        let Some(entry) = self.entries.get(&token) else { return false };
+        let Stage::Open { sent_at, first_sent, .. } = entry.stage else { return false };
         if first_sent.is_none() || first_sent == sent_at {
             return false;
         }
-        (*sent_at, *doubted) = (None, true);
-        self.ready.insert(token);
+        self.ask_for(token);
         true
+    }
+
+    /// Before it is sent again, the stream is asked for a copy of the event.
+    fn ask_for(&mut self, token: u64) {
+        if let Some(Entry { stage: Stage::Open { sent_at, doubted, .. }, .. }) = self.entries.get_mut(&token) {
+            (*sent_at, *doubted) = (None, true);
+            self.ready.insert(token);
+        }
     }
 
     /// Events to `subject` are refused at `now`, and it is not said which. Of several under way the first may be
@@ -48,10 +55,7 @@ impl Delivery {
             return false;
         }
         for token in sent {
-            if let Some(Entry { stage: Stage::Open { sent_at, doubted, .. }, .. }) = self.entries.get_mut(&token) {
-                (*sent_at, *doubted) = (None, true);
-                self.ready.insert(token);
-            }
+            self.ask_for(token);
         }
         true
     }

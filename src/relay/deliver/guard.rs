@@ -2,23 +2,21 @@
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher as _, RandomState};
-use std::time::Duration;
 
 use bytestring::ByteString;
 use tracing::{info, warn};
 
 use super::Deliver;
+use super::stream::{Shown, shown};
 use crate::config::OnSuccess;
 use crate::fault::{Class, Failure};
 use crate::flow::event::Report;
 use crate::nats::ids::Start;
-use crate::nats::stream::{Stream, StreamFacts};
+use crate::nats::stream::Stream;
 
 /// Ids kept, at most, about: what an earlier session may have left open is far less, so more belong to others. Fewer than
 /// make a table of twice the size, which has room for seven eighths of 2^20.
 pub const IDS_MAX: u64 = 850_000;
-/// For how long a leader that was just elected may not show its last messages.
-const SHOWN: Duration = Duration::from_secs(1);
 
 /// The events that the stream is seen to hold: where each stands.
 ///
@@ -44,7 +42,7 @@ impl Known {
     async fn collect(stream: &Stream, sequence: u64, wanted: impl Fn(&str) -> bool) -> Result<Self, Failure> {
         let (mut known, mut walk) = (Self::default(), stream.walk(Start::After(sequence)));
         while let Some(stored) = walk.next().await? {
-            if known.len() as u64 > IDS_MAX {
+            if known.is_full() {
                 warn!(
                     from = stored.first().map_or(sequence, |first| first.sequence),
                     "the stream holds more new messages than the relay can compare; from there on only the duplicate \
@@ -67,7 +65,7 @@ impl Known {
 
     /// The stream was told to hold the event, too.
     pub fn add(&mut self, event_id: &str, sequence: u64) {
-        if (self.len() as u64) < IDS_MAX {
+        if !self.is_full() {
             self.places.insert(self.key(event_id), sequence);
         }
     }
@@ -79,6 +77,10 @@ impl Known {
 
     pub fn len(&self) -> usize {
         self.places.len()
+    }
+
+    fn is_full(&self) -> bool {
+        self.len() as u64 >= IDS_MAX
     }
 }
 
@@ -133,63 +135,4 @@ impl Deliver<'_> {
             self.known.add(&report.event_id, sequence);
         }
     }
-
-    /// Asks the stream about itself, once the new connection is heard of.
-    pub(super) fn look_at_stream(&mut self) {
-        if self.unseen && self.look.is_none() && !self.wiring.stop.is_cancelled() {
-            let (stream, newest) = (self.nats.stream.clone(), self.delivery.newest());
-            self.look = Some(Box::pin(async move { shown(&stream, newest).await }));
-        }
-    }
-
-    /// The stream has told of itself: events are sent again if it is as it was.
-    pub(super) fn seen(&mut self, told: Result<Shown, Failure>) {
-        self.look = None;
-        match told {
-            Ok(shown) if !shown.facts.has_leader => self.hold_for(&Failure::NoLeader),
-            Ok(shown) => self.unseen = !self.is_as_it_was(&shown),
-            Err(failure) if failure.class() == Class::Transient => self.wait_for_stream(&failure),
-            // It cannot be asked.
-            Err(_) => self.unseen = false,
-        }
-    }
-
-    /// Whether the stream is the one that the session began with, and holds what it acknowledged. Otherwise the session
-    /// ends.
-    fn is_as_it_was(&mut self, Shown { facts, newest }: &Shown) -> bool {
-        if facts.created_as_noted() != self.shared.stream_created {
-            warn!("the stream was made anew; the session ends, and the next one begins with that");
-            self.wiring.stop.cancel();
-            return false;
-        }
-        let whole = facts.last_sequence >= *newest;
-        if !whole {
-            self.stream_went_back();
-        }
-        whole
-    }
-
-    /// The stream counts on from before what it had reached. What was looked for behind that may stand before it: the
-    /// session ends, and the next one begins with a look further back.
-    pub(super) fn stream_went_back(&mut self) {
-        self.nats.went_back = true;
-        self.wiring.stop.cancel();
-    }
-}
-
-/// What the stream tells of itself, and the sequence that it was known to have reached when it was asked: by the time that
-/// it is heard, more may be stored.
-pub(super) struct Shown {
-    facts: StreamFacts,
-    newest: u64,
-}
-
-/// Asks the stream about itself. One that seems not to have reached `newest` is asked twice.
-async fn shown(stream: &Stream, newest: u64) -> Result<Shown, Failure> {
-    let mut facts = stream.facts().await?;
-    if facts.last_sequence < newest {
-        tokio::time::sleep(SHOWN).await;
-        facts = stream.facts().await?;
-    }
-    Ok(Shown { facts, newest })
 }

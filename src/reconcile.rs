@@ -60,10 +60,9 @@ pub struct Reconciler {
     pub sweep_interval: Duration,
     /// The position before which every event has its outcome.
     pub safe: watch::Receiver<Lsn>,
-    /// Where the log ended when the session began.
-    pub horizon: Lsn,
-    /// Whether the log is read, and may miss rows. Rounds read the table instead, again and again.
-    pub sweeps: bool,
+    /// Where the log ended when the session began. `None`: the log, which may miss rows, is not read; rounds read the
+    /// table instead, again and again.
+    pub horizon: Option<Lsn>,
     /// Whether events of one aggregate go one after the other.
     pub ordered: bool,
     pub asks: mpsc::Sender<Ask>,
@@ -131,7 +130,7 @@ impl Reconciler {
         self.send_due(due).await?;
         self.sweep(due, sweep).await?;
         let released = if self.ordered { self.release(due).await? } else { self.release_all(due).await? };
-        Ok(released && (sweep.over || !self.sweeps))
+        Ok(released && (sweep.over || self.horizon.is_none()))
     }
 
     /// Has rows sent, and waits for their outcomes, though not for long: someone may hold the lock of a row, and the

@@ -75,13 +75,10 @@ impl Reconciler {
         // Not before the log has shown what an earlier session left: nothing is known to be missed until then, and a
         // look at the whole of a large table would cost the server what it needs for the log.
         let passed = |position: Lsn| *self.safe.borrow() >= position;
+        let shown = self.horizon.is_some_and(passed);
         let began = Instant::now();
         // Where nothing waits it goes on at once, though others are to have their turn.
-        while passed(self.horizon)
-            && sweep.seen.is_none()
-            && Instant::now() >= sweep.next
-            && began.elapsed() < AT_A_TIME
-        {
+        while shown && sweep.seen.is_none() && Instant::now() >= sweep.next && began.elapsed() < AT_A_TIME {
             self.look(due, sweep).await?;
         }
         if Instant::now() >= sweep.count {
@@ -113,26 +110,23 @@ impl Reconciler {
         };
         let low = sweep.low.unwrap_or(0);
         let limit = STEP_ROWS.saturating_sub(sweep.again.len());
-        let reach = due.reach(low).await?;
-        let rows = due.undated(low, reach.unwrap_or(low), limit, &sweep.again).await?;
+        let (high, more) = due.reach(low).await?;
+        let rows = due.undated(low, high, limit, &sweep.again).await?;
         let position = slot::current_wal(due.client).await?;
         let above: Vec<Seen> = rows.iter().filter(|seen| seen.id > low).copied().collect();
         // Up to which id all was looked at; `None`: to the end.
         let step = match above.last() {
             Some(step) if above.len() >= limit => Some(step.id),
             None if limit == 0 => Some(low),
-            _ => match reach {
-                Some(reach) => due.reach(reach).await?.map(|_| reach),
-                None => None,
-            },
+            _ => more.then_some(high),
         };
         // What is left of a large table is not kept waiting, unless all room is taken by rows that cannot be sent.
         let rests = step.is_none() || limit == 0;
         sweep.next = Instant::now() + if rests { self.sweep_interval } else { Duration::ZERO };
-        sweep.low = match step {
-            Some(step) => Some(step),
-            None => Some(next_low(due, &above).await?),
-        };
+        sweep.low = Some(match step {
+            Some(step) => step,
+            None => next_low(due, &above).await?,
+        });
         sweep.again = rows.iter().filter(|seen| seen.claimed).map(|seen| seen.id).collect();
         // Where new rows come faster than they are sent, the end of the table is never reached.
         let whole = step.is_none_or(|step| step >= newest);

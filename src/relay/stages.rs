@@ -173,14 +173,13 @@ impl Stages {
             backlog: Backlog::default(),
             handled: HashSet::new(),
         };
+        let horizon = decided.is_none().then_some(horizon);
         let stages = Self {
             wal,
             wal_stop,
             writeback: tokio::spawn(writeback.run()),
             announcements,
-            reconciler: tokio::spawn(
-                reconciler(relay, ground, (limits, horizon, decided.is_none()), asks_tx, passed, stop.clone()).run(),
-            ),
+            reconciler: tokio::spawn(reconciler(relay, ground, (limits, horizon), asks_tx, passed, stop.clone()).run()),
             beside: beside(relay, nats, ground, wish, &stop),
             _guard: guard,
         };
@@ -262,7 +261,7 @@ fn announce(relay: &Relay, nats: &deliver::Nats) -> (Announcer, Option<JoinHandl
 fn reconciler(
     relay: &Relay,
     ground: &Ground,
-    (limits, horizon, sweeps): (Limits, Lsn, bool),
+    (limits, horizon): (Limits, Option<Lsn>),
     asks: mpsc::Sender<Ask>,
     safe: watch::Receiver<Lsn>,
     stop: CancellationToken,
@@ -275,7 +274,6 @@ fn reconciler(
         sweep_interval: relay.settings.reconcile.sweep_interval,
         safe,
         horizon,
-        sweeps,
         ordered: limits.ordered,
         asks,
         metrics: relay.metrics.clone(),

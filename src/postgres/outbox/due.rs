@@ -157,12 +157,14 @@ impl Due<'_> {
         rows.iter().map(|row| Ok(usize::try_from(row.try_get::<_, i64>(0)?).unwrap_or(usize::MAX))).collect()
     }
 
-    /// Up to which id the rows above `low` are looked at in one statement; `None` when there are none.
-    pub async fn reach(&self, low: i64) -> Result<Option<i64>, Error> {
-        let statement = format!("SELECT min(id) FROM {} WHERE id > $1", self.tables.events);
-        let rows = self.client.query_typed(&statement, &[(&low, Type::INT8)]).await?;
-        let first: Option<i64> = rows.first().map_or(Ok(None), |row| row.try_get(0))?;
-        Ok(first.map(|first| first.saturating_add(LOOK_IDS)))
+    /// Up to which id the rows above `low` are looked at in one statement, and whether there are others above that.
+    pub async fn reach(&self, low: i64) -> Result<(i64, bool), Error> {
+        let statement = format!("SELECT min(id), max(id) FROM {} WHERE id > $1", self.tables.events);
+        let row = self.client.query_typed(&statement, &[(&low, Type::INT8)]).await?.pop();
+        let ids = |row: Row| Ok((row.try_get::<_, Option<i64>>(0)?, row.try_get::<_, Option<i64>>(1)?));
+        let (first, last) = row.map_or(Ok((None, None)), ids)?;
+        let high = first.unwrap_or(low).saturating_add(LOOK_IDS);
+        Ok((high, last.is_some_and(|last| last > high)))
     }
 
     /// Undated rows without an outcome: those above `low` and up to `high`, at most `limit`, and those of `again` that

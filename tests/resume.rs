@@ -56,6 +56,15 @@ impl<'a> Site<'a> {
         eventually(READY, "its statements have ended", async || self.outbox.number(backends).await == 0).await;
     }
 
+    /// Waits until so many rows are left.
+    async fn wait_left(&self, rows: i64) {
+        let client = self.outbox.client().await;
+        let left = async || {
+            client.query_one("SELECT count(*) FROM outbox_events", &[]).await.unwrap().get::<_, i64>(0) == rows
+        };
+        eventually(DELIVERED, "the rows are deleted", left).await;
+    }
+
     async fn progress(&self, count: u64) {
         self.outbox.wait_stored(self.nats, self.outbox.stored(self.nats).await + count).await;
     }
@@ -154,10 +163,6 @@ async fn what_was_acknowledged_but_not_written_before_a_kill_is_not_sent_after_t
 async fn what_was_deleted_before_a_kill_is_not_sent_after_the_window_with_its_transaction() {
     let mut site = Site::new(PgVersion::V18, Nats::shared(NatsVersion::V2_15).await).await;
     site.settings = site.settings.set("writeback.on_success", "delete");
-    let left = async |rows| {
-        let count = async || site.outbox.number("SELECT count(*) FROM outbox_events").await == rows;
-        eventually(DELIVERED, "the rows are deleted", count).await;
-    };
     let proxy = Proxy::start_nats(site.nats.port()).await;
     let mut relay = site.start_over(&proxy).await;
     let noted = "SELECT max(stream_seq) FROM outbox_relay_state";
@@ -165,21 +170,21 @@ async fn what_was_deleted_before_a_kill_is_not_sent_after_the_window_with_its_tr
     while site.outbox.number(noted).await == 0 {
         site.outbox.insert("early").await;
         early += 1;
-        left(0).await;
+        site.wait_left(0).await;
     }
     // One aggregate, one after the other. The last one's answer is lost; its token stands at the end of the subject.
     let last = format!(".{}", early + 49);
     proxy.drop_messages(move |line| line.split(' ').nth(1).is_some_and(|subject| subject.ends_with(&last)));
     site.outbox.insert_bulk(50, 1, 0).await;
-    left(1).await;
+    site.wait_left(1).await;
     for _ in 0..3 {
         site.outbox.insert("later").await;
-        left(1).await;
+        site.wait_left(1).await;
     }
     relay.kill9().await;
     tokio::time::sleep(FORGOTTEN).await;
     let relay = site.start().await;
-    left(0).await;
+    site.wait_left(0).await;
     assert_eq!(site.outbox.stored(site.nats).await, early + 50 + 3);
     assert_eq!(publishes(&relay).await, (Some(0.0), Some(0.0)));
 }
@@ -189,29 +194,24 @@ async fn what_was_deleted_before_a_kill_is_not_sent_after_the_window_with_its_tr
 async fn what_was_deleted_just_before_a_kill_is_not_sent_after_the_window() {
     let mut site = Site::new(PgVersion::V18, Nats::shared(NatsVersion::V2_15).await).await;
     site.settings = site.settings.set("writeback.on_success", "delete");
-    let rows = "SELECT count(*) FROM outbox_events";
     let mut relay = site.start().await;
-    let client = site.outbox.client().await;
     let noted = "SELECT max(stream_seq) FROM outbox_relay_state";
     let mut inserted = 0;
     while site.outbox.number(noted).await < 20 {
         site.outbox.insert_many("early", 10).await;
         inserted += 10;
-        eventually(DELIVERED, "the rows are deleted", async || site.outbox.number(rows).await == 0).await;
+        site.wait_left(0).await;
     }
     for number in 0..10 {
         site.outbox.insert(&format!("aggregate {number}")).await;
-        eventually(DELIVERED, "the row is deleted", async || {
-            client.query_one(rows, &[]).await.unwrap().get::<_, i64>(0) == 0
-        })
-        .await;
+        site.wait_left(0).await;
     }
     relay.kill9().await;
     tokio::time::sleep(FORGOTTEN).await;
     let relay = site.start().await;
     site.outbox.insert("late").await;
     site.outbox.wait_stored(site.nats, inserted + 11).await;
-    eventually(DELIVERED, "the rows are deleted", async || site.outbox.number(rows).await == 0).await;
+    site.wait_left(0).await;
     assert_eq!(site.outbox.stored(site.nats).await, inserted + 11);
     assert_eq!(publishes(&relay).await, (Some(1.0), Some(0.0)));
 }
@@ -231,8 +231,7 @@ async fn what_was_drained_and_deleted_is_not_sent_again_when_the_log_shows_it() 
     client.execute("UPDATE outbox_relay_state SET needs_drain = true", &[]).await.unwrap();
     let relay = site.start().await;
     site.outbox.insert("late").await;
-    let left = "SELECT count(*) FROM outbox_events";
-    eventually(DELIVERED, "the rows are deleted", async || site.outbox.number(left).await == 0).await;
+    site.wait_left(0).await;
     site.outbox.wait_stored(site.nats, 501).await;
     assert_eq!(publishes(&relay).await, (Some(501.0), Some(0.0)));
 }

@@ -54,7 +54,7 @@ const CASES: [Drain; 9] = [
     },
 ];
 
-pub async fn run(plan: &Plan, site: &mut Site, report: &mut Report) {
+pub async fn run(plan: &Plan, site: &Site, report: &mut Report) {
     for run in 0..plan.runs {
         for drain in CASES.iter().filter(|drain| plan.wants(drain.name, false) && !(drain.long && run > 0)) {
             let rows = plan.sized(drain.backlog.rows);
@@ -65,7 +65,7 @@ pub async fn run(plan: &Plan, site: &mut Site, report: &mut Report) {
 }
 
 /// Measures one drain.
-pub async fn measure(drain: &Drain, site: &mut Site, report: &mut Report) {
+pub async fn measure(drain: &Drain, site: &Site, report: &mut Report) {
     let Drain { name, over, on_success, ordering, backlog, .. } = drain;
     let mut case = site.case(*over).await;
     case.set("writeback.on_success", on_success);

@@ -38,7 +38,7 @@ const PACES: [Pace; 6] = [
 /// Not measured: the first moments, in which connections, plans and caches are new.
 const WARM_UP: u32 = 20;
 
-pub async fn run(plan: &Plan, site: &mut Site, report: &mut Report) {
+pub async fn run(plan: &Plan, site: &Site, report: &mut Report) {
     for _ in 0..plan.runs {
         for pace in PACES.iter().filter(|pace| plan.wants(pace.name, pace.long)) {
             let case = site.case(Over::Tcp).await;

@@ -64,11 +64,11 @@ impl Plan {
 async fn main() {
     let plan = Plan::from_environment();
     let mut report = Report::new();
-    let mut site = Site::start().await;
-    drain::run(&plan, &mut site, &mut report).await;
-    latency::run(&plan, &mut site, &mut report).await;
-    scale::run(&plan, &mut site, &mut report).await;
-    memory::run(&plan, &mut site, &mut report).await;
+    let site = Site::start().await;
+    drain::run(&plan, &site, &mut report).await;
+    latency::run(&plan, &site, &mut report).await;
+    scale::run(&plan, &site, &mut report).await;
+    memory::run(&plan, &site, &mut report).await;
     println!("\n{}", report.table());
     println!("{}", bars::table(&report));
     let json = report.write_json();

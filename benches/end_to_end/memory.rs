@@ -13,17 +13,22 @@ use crate::process;
 use crate::report::Report;
 use crate::site::{Case, Over, PATIENCE, Site, settled};
 
-pub async fn run(plan: &Plan, site: &mut Site, report: &mut Report) {
-    for name in ["memory/bounded/idle", "memory/bounded/waiting rows", "memory/bounded/NATS frozen", "memory/held rows"]
-    {
-        if !plan.wants(name, true) {
-            continue;
-        }
+const CASES: [&str; 5] = [
+    "memory/bounded/idle",
+    "memory/bounded/waiting rows",
+    "memory/bounded/NATS frozen",
+    "memory/bounded/begun anew",
+    "memory/held rows",
+];
+
+pub async fn run(plan: &Plan, site: &Site, report: &mut Report) {
+    for name in CASES.into_iter().filter(|name| plan.wants(name, true)) {
         let case = site.case(Over::Tcp).await;
         let relay = match name {
             "memory/bounded/idle" => idle(&case).await,
             "memory/bounded/waiting rows" => waiting_rows(&case, plan.sized(1_000_000)).await,
             "memory/bounded/NATS frozen" => nats_frozen(&case, plan.sized(100_000)).await,
+            "memory/bounded/begun anew" => begun_anew(&case, plan.sized(1_000_000)).await,
             _ => held_rows(&case, plan.sized(100_000)).await,
         };
         report.add(name, "peak resident, MiB", process::peak_mib(relay.pid()));
@@ -56,6 +61,17 @@ async fn nats_frozen(case: &Case<'_>, rows: u64) -> Relay {
     case.site.nats.signal(Signal::CONT);
     settled(&relay, "completed", rows).await;
     relay
+}
+
+/// A relay was killed when so many rows had been drained, of which it had noted none: the next one reads the ids of
+/// what the stream holds.
+async fn begun_anew(case: &Case<'_>, rows: u64) -> Relay {
+    case.make_slot().await;
+    Backlog { batch: 100, ..Backlog::single(rows) }.insert(case).await;
+    let mut first = case.settings.start();
+    settled(&first, "completed", rows).await;
+    first.kill9().await;
+    case.relay().await
 }
 
 /// Aggregates of which one event waits for a retry and the others behind it, until they are released all at once.

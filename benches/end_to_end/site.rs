@@ -1,5 +1,6 @@
 //! The servers, and for each case a database and a stream of its own on them.
 
+use std::cell::Cell;
 use std::time::Duration;
 
 use tokio_postgres::Client;
@@ -24,7 +25,7 @@ pub const PATIENCE: Duration = Duration::from_mins(20);
 pub struct Site {
     pub postgres: Postgres,
     pub nats: Nats,
-    cases: u32,
+    cases: Cell<u32>,
 }
 
 /// How the relay reaches PostgreSQL.
@@ -37,14 +38,14 @@ pub enum Over {
 impl Site {
     pub async fn start() -> Self {
         let postgres = Postgres::start(PgVersion::V18, &SETTINGS).await;
-        Self { postgres, nats: Nats::start(NatsVersion::V2_15).await, cases: 0 }
+        Self { postgres, nats: Nats::start(NatsVersion::V2_15).await, cases: Cell::new(0) }
     }
 
     /// A new database with the outbox tables, and the settings of a relay for it: the defaults, but for names and
     /// addresses.
-    pub async fn case(&mut self, over: Over) -> Case<'_> {
-        self.cases += 1;
-        let name = format!("bench_{}", self.cases);
+    pub async fn case(&self, over: Over) -> Case<'_> {
+        self.cases.set(self.cases.get() + 1);
+        let name = format!("bench_{}", self.cases.get());
         self.postgres.create_database(&name).await;
         let space = Space::new();
         let url = match over {

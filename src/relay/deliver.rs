@@ -4,6 +4,7 @@
 
 mod answers;
 mod guard;
+mod hold;
 mod intake;
 mod lookup;
 mod seam;
@@ -24,7 +25,6 @@ use futures_util::future::BoxFuture;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::time::{Instant as TokioInstant, sleep_until};
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, warn};
 
 use super::gauges::{self, Ages, Counters};
 use super::prepare::Ground;
@@ -41,7 +41,7 @@ use crate::nats::stream::{Stream, StreamFacts};
 use crate::pause::Pause;
 use crate::postgres::connect::{SqlConnection, Target};
 use crate::reconcile::Ask;
-use crate::telemetry::health::{Condition, Health, Pulse};
+use crate::telemetry::health::{Health, Pulse};
 use crate::telemetry::metrics::Metrics;
 
 /// Replies taken in at a time, before events are sent again.
@@ -329,46 +329,6 @@ impl<'a> Deliver<'a> {
     /// Whether PostgreSQL has lately shown the slot to be ours. A relay that was frozen may have a successor by now.
     fn is_leader(&self, now: Instant) -> bool {
         now.saturating_duration_since(*self.wiring.fence.borrow()) < self.wiring.fence_limit
-    }
-
-    /// Nothing is sent for a while: the failure is not the event's fault.
-    fn hold_for(&mut self, failure: &Failure) {
-        let now = Instant::now();
-        if self.hold.is_some_and(|hold| now < hold) {
-            return;
-        }
-        let pause = self.pause.next();
-        self.hold = Some(now + pause);
-        self.holds = self.holds.max(Some(now));
-        let code = failure.code();
-        debug!(code, ?pause, "delivery holds");
-        if self.shared.health.raise(Condition::Holding, format!("delivery holds: {code}: {}", failure.hint())) {
-            warn!(code, hint = failure.hint(), "delivery holds until it passes; nothing is counted against the events");
-        }
-    }
-
-    /// Whatever made the pipeline hold has passed.
-    fn goes_on(&mut self) {
-        if self.holds.take().is_some() {
-            self.pause.reset();
-            if !self.full {
-                self.shared.health.clear(Condition::Holding);
-            }
-        }
-    }
-
-    /// Says so while too many rows are held behind failed ones for more to be taken in.
-    fn look_at_held(&mut self) {
-        let full = self.delivery.holds_too_many();
-        if full {
-            let reason = "delivery holds: as many rows as delivery.max_blocked_rows wait behind events that fail";
-            if self.shared.health.raise(Condition::Holding, reason) {
-                warn!(rows = self.delivery.gate().held(), "{reason}; see error_message of the rows with status failed");
-            }
-        } else if self.full && self.holds.is_none() {
-            self.shared.health.clear(Condition::Holding);
-        }
-        self.full = full;
     }
 
     fn report(&mut self, report: Report) {

@@ -114,7 +114,7 @@ impl WritebackStage {
             sleep(pause.next()).await;
         }
         // Whoever holds a lock still: nobody waits for it now.
-        self.is_free();
+        self.note_free();
     }
 
     /// Whether no report is left and none will come.
@@ -130,8 +130,8 @@ impl WritebackStage {
         loop {
             if self.must_note() {
                 match answer(self.note(&writeback)).await {
-                    Ok(()) => self.is_free(),
-                    Err(Interrupted::Sql(error)) if is_locked(&error) => self.is_locked(&connection.client).await,
+                    Ok(()) => self.note_free(),
+                    Err(Interrupted::Sql(error)) if is_locked(&error) => self.note_locked(&connection.client).await,
                     Err(error) => return Err(error),
                 }
             }
@@ -155,11 +155,11 @@ impl WritebackStage {
                 batch.retain(|(_, report)| !self.handled.contains(&report.token));
                 self.backlog.put_back(batch);
                 match error {
-                    Interrupted::Sql(error) if is_locked(&error) => self.is_locked(&connection.client).await,
+                    Interrupted::Sql(error) if is_locked(&error) => self.note_locked(&connection.client).await,
                     error => return Err(error),
                 }
             } else {
-                self.is_free();
+                self.note_free();
             }
             backlog::gather(&self.reports, began).await;
         }
@@ -171,10 +171,10 @@ impl WritebackStage {
         loop {
             match answer(Writeback::prepare(client, &self.tables, slot, self.on_success)).await {
                 Ok(writeback) => {
-                    self.is_free();
+                    self.note_free();
                     return Ok(Some(writeback));
                 }
-                Err(Interrupted::Sql(error)) if is_locked(&error) => self.is_locked(client).await,
+                Err(Interrupted::Sql(error)) if is_locked(&error) => self.note_locked(client).await,
                 Err(error) => return Err(error),
             }
             if !self.reports.is_closed() {
@@ -188,7 +188,7 @@ impl WritebackStage {
 
     /// Someone holds the lock of a whole table, or of the relay's row of state, so that nothing can be written. It is
     /// tried again at once, since each try waits for the lock, though not for long.
-    async fn is_locked(&mut self, client: &Client) {
+    async fn note_locked(&mut self, client: &Client) {
         if self.locked.get_or_insert_with(Instant::now).elapsed() < LOCKED {
             return;
         }
@@ -200,7 +200,7 @@ impl WritebackStage {
         }
     }
 
-    fn is_free(&mut self) {
+    fn note_free(&mut self) {
         if self.locked.take().is_some() {
             self.health.clear(Condition::Locked);
         }

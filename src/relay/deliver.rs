@@ -143,11 +143,11 @@ pub struct Deliver<'a> {
     unseen: bool,
     look: Option<BoxFuture<'static, Result<Shown, Failure>>>,
     /// Nothing is sent before this time.
-    hold: Option<Instant>,
+    held_until: Option<Instant>,
     pause: Pause,
     /// Something was held since the last acknowledgement; it counts as passed once nothing is under way after this
     /// time.
-    holds: Option<Instant>,
+    troubled_until: Option<Instant>,
     /// Too many rows are held behind failed ones.
     full: bool,
     next_tick: Instant,
@@ -183,9 +183,9 @@ impl<'a> Deliver<'a> {
             proof: None,
             unseen: false,
             look: None,
-            hold: None,
+            held_until: None,
             pause,
-            holds: None,
+            troubled_until: None,
             full: false,
             next_tick: Instant::now(),
             ages: Ages::default(),
@@ -210,7 +210,7 @@ impl<'a> Deliver<'a> {
             self.take_in();
             self.send_ready();
             self.tell();
-            self.go_on();
+            self.advance_source();
             if self.wiring.sources.is_empty() && deadline.is_none() {
                 deadline = Some(self.wind_down());
             }
@@ -288,14 +288,14 @@ impl<'a> Deliver<'a> {
 
     /// When to look at the clock again, whatever happens until then.
     fn next_wake(&self) -> Instant {
-        self.hold.map_or(self.next_tick, |hold| hold.min(self.next_tick))
+        self.held_until.map_or(self.next_tick, |until| until.min(self.next_tick))
     }
 
     /// Hands over what is due, unless the pipeline holds.
     fn send_ready(&mut self) {
         let now = Instant::now();
-        self.hold = self.hold.filter(|hold| now < *hold);
-        if self.hold.is_some() || !self.is_leader(now) || self.proof.is_some() {
+        self.held_until = self.held_until.filter(|until| now < *until);
+        if self.held_until.is_some() || !self.is_leader(now) || self.proof.is_some() {
             return;
         }
         if self.unseen || self.nats.link.borrow().epoch != self.epoch {
@@ -353,9 +353,9 @@ impl<'a> Deliver<'a> {
             self.failed(token, &Failure::AckTimeout);
         }
         self.look_at_held();
-        if self.holds.is_some_and(|until| until <= now) && self.delivery.is_empty() && !self.unseen {
+        if self.troubled_until.is_some_and(|until| until <= now) && self.delivery.is_empty() && !self.unseen {
             // Every event that met it has its outcome by now, though none was accepted.
-            self.goes_on();
+            self.trouble_passed();
         }
         self.shared.pulse.tick();
         let sent = self.delivery.in_flight();

@@ -31,7 +31,7 @@ impl Deliver<'_> {
                 if let Some(committed_at) = accepted.committed_at {
                     self.shared.metrics.commit_to_ack.observe(seconds_since(committed_at));
                 }
-                self.goes_on();
+                self.trouble_passed();
                 self.remember(&accepted.report, ack.sequence);
                 self.report(accepted.report);
                 if !ack.duplicate && accepted.floor.is_some_and(|floor| ack.sequence <= floor) {
@@ -108,7 +108,7 @@ impl Deliver<'_> {
             if spared {
                 self.hold_for(failure);
                 // Until it would have been refused again.
-                self.holds = self.holds.max(at.checked_add(max.saturating_mul(2)));
+                self.troubled_until = self.troubled_until.max(at.checked_add(max.saturating_mul(2)));
             } else {
                 let (id, held) = (report.id, reports.len() - 1);
                 warn!(id, code = failure.code(), hopeless, held, hint = failure.hint(), "an event was refused");
@@ -128,7 +128,7 @@ impl Deliver<'_> {
             self.shared.health.clear(Condition::NatsDown);
             // No acknowledgement of an earlier connection comes any more.
             self.delivery.send_all_again();
-            self.hold = None;
+            self.held_until = None;
             if link.epoch > self.epoch {
                 self.shared.metrics.reconnects.of(peer::NATS).inc();
                 self.epoch = link.epoch;

@@ -12,12 +12,12 @@ impl Deliver<'_> {
     /// Nothing is sent for a while: the failure is not the event's fault.
     pub(super) fn hold_for(&mut self, failure: &Failure) {
         let now = Instant::now();
-        if self.hold.is_some_and(|hold| now < hold) {
+        if self.held_until.is_some_and(|until| now < until) {
             return;
         }
         let pause = self.pause.next();
-        self.hold = Some(now + pause);
-        self.holds = self.holds.max(Some(now));
+        self.held_until = Some(now + pause);
+        self.troubled_until = self.troubled_until.max(Some(now));
         let code = failure.code();
         debug!(code, ?pause, "delivery holds");
         if self.shared.health.raise(Condition::Holding, format!("delivery holds: {code}: {}", failure.hint())) {
@@ -26,8 +26,8 @@ impl Deliver<'_> {
     }
 
     /// Whatever made the pipeline hold has passed.
-    pub(super) fn goes_on(&mut self) {
-        if self.holds.take().is_some() {
+    pub(super) fn trouble_passed(&mut self) {
+        if self.troubled_until.take().is_some() {
             self.pause.reset();
             if !self.full {
                 self.shared.health.clear(Condition::Holding);
@@ -43,7 +43,7 @@ impl Deliver<'_> {
             if self.shared.health.raise(Condition::Holding, reason) {
                 warn!(rows = self.delivery.gate().held(), "{reason}; see error_message of the rows with status failed");
             }
-        } else if self.full && self.holds.is_none() {
+        } else if self.full && self.troubled_until.is_none() {
             self.shared.health.clear(Condition::Holding);
         }
         self.full = full;

@@ -49,7 +49,7 @@ impl Deliver<'_> {
 
     /// Goes on to the next source, or round, once nothing of the present one is to be sent any more. The last source
     /// ends when all is settled.
-    pub(super) fn go_on(&mut self) {
+    pub(super) fn advance_source(&mut self) {
         if let Some(decided) = &self.wiring.decided
             && *decided.borrow() < self.taken_in
             && !self.delivery.has_open()

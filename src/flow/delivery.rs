@@ -33,7 +33,7 @@ pub struct Limits {
     pub held: usize,
 }
 
-/// Where the stream stood when the session began.
+/// Where a session begins: how far the log, the stream and the tokens are.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Start {
     /// The slot's confirmed position.

@@ -108,7 +108,8 @@ pub struct Shared<'a> {
     pub metrics: &'a Metrics,
     pub health: &'a Health,
     pub pulse: &'a Pulse,
-    /// What the resume guard may rely on; `None` where the stream forgets messages.
+    /// After what time since it was first sent the stream is asked for a copy of an event before it is sent again; `None`
+    /// where the stream forgets messages.
     pub proof_after: Option<Duration>,
     /// When the stream was created that the session began with, and the connection over which it was looked at.
     pub stream_created: SystemTime,

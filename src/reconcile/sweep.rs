@@ -168,7 +168,7 @@ impl Reconciler {
         self.metrics.set_outbox_rows(waiting::PENDING, whole(found.pending + found.scheduled));
         self.metrics.set_outbox_rows(waiting::FAILED, whole(found.failed));
         self.metrics.set_outbox_rows(waiting::HELD, whole(found.held));
-        self.metrics.live.unhandled.set_bytes(whole(found.unhandled));
+        self.metrics.live.unhandled.set_count(whole(found.unhandled));
         Ok(())
     }
 }

@@ -19,18 +19,18 @@ pub(super) fn show_slot(metrics: &Metrics, info: &SlotInfo) {
         metrics.slot_confirmed_lag.unset();
         metrics.slot_retained_wal.unset();
     } else {
-        metrics.slot_confirmed_lag.set_bytes(bytes(info.lag_bytes));
-        metrics.slot_retained_wal.set_bytes(bytes(info.retained_bytes));
+        metrics.slot_confirmed_lag.set_count(bytes(info.lag_bytes));
+        metrics.slot_retained_wal.set_count(bytes(info.retained_bytes));
     }
     match info.safe_bytes {
-        Some(safe) => metrics.slot_safe_wal.set_bytes(bytes(safe)),
+        Some(safe) => metrics.slot_safe_wal.set_count(bytes(safe)),
         None => metrics.slot_safe_wal.unset(),
     }
     metrics.set_slot_wal_status(Some(&info.wal_status));
     let live = &metrics.live;
-    live.wal_end.set_bytes(info.confirmed.0.saturating_add(bytes(info.lag_bytes)));
+    live.wal_end.set_count(info.confirmed.0.saturating_add(bytes(info.lag_bytes)));
     match info.keep_bytes {
-        Some(keep) => live.keep_size.set_bytes(bytes(keep)),
+        Some(keep) => live.keep_size.set_count(bytes(keep)),
         None => live.keep_size.unset(),
     }
 }
@@ -38,7 +38,7 @@ pub(super) fn show_slot(metrics: &Metrics, info: &SlotInfo) {
 /// Tells what the server says of the standbys that the slot is for. `wanted`: whether they shall keep copies of it.
 pub(super) fn show_standbys(metrics: &Metrics, copies: Copies, wanted: bool) {
     let show = |gauge: &Known, count: Option<i64>| match count.and_then(|count| u64::try_from(count).ok()) {
-        Some(count) => gauge.set_bytes(count),
+        Some(count) => gauge.set_count(count),
         None => gauge.unset(),
     };
     show(&metrics.slot_failover_standbys, copies.kept.filter(|_| wanted));
@@ -82,16 +82,16 @@ impl Counters {
 /// Tells how far delivery is. Of the events under way, so many were sent and have no answer.
 pub(super) fn show(metrics: &Metrics, delivery: &mut Delivery, sent: usize) {
     let ((under_way, decided), live) = (delivery.under_way(), &metrics.live);
-    live.under_way.set_bytes(under_way as u64);
-    live.waiting.set_bytes(under_way.saturating_sub(decided).saturating_sub(sent) as u64);
-    live.decided.set_bytes(decided as u64);
-    live.transactions.set_bytes(delivery.ledger().waiting() as u64);
+    live.under_way.set_count(under_way as u64);
+    live.waiting.set_count(under_way.saturating_sub(decided).saturating_sub(sent) as u64);
+    live.decided.set_count(decided as u64);
+    live.transactions.set_count(delivery.ledger().waiting() as u64);
     let safe = delivery.safe();
     // Where the rows of the table come first, or come alone, there is no position yet.
     if safe == Lsn::ZERO || delivery.horizon() == WHOLE {
         live.confirmed.unset();
     } else {
-        live.confirmed.set_bytes(safe.0);
+        live.confirmed.set_count(safe.0);
     }
 }
 

@@ -226,12 +226,12 @@ impl Metrics {
 
     /// Says how many rows wait, by [`waiting`].
     pub fn set_outbox_rows(&self, status: &'static str, rows: u64) {
-        self.outbox_rows.get_or_create_owned(&[("status", status)]).set_bytes(rows);
+        self.outbox_rows.get_or_create_owned(&[("status", status)]).set_count(rows);
     }
 
     /// What [`Self::set_outbox_rows`] was told last.
-    pub fn outbox_rows(&self, status: &'static str) -> Option<f64> {
-        self.outbox_rows.get_or_create_owned(&[("status", status)]).get()
+    pub fn outbox_rows(&self, status: &'static str) -> Option<u64> {
+        self.outbox_rows.get_or_create_owned(&[("status", status)]).count()
     }
 
     /// Forgets what only a look at the database tells: when it cannot be asked, old values would look like good news.

@@ -12,7 +12,7 @@ use serde::Serialize;
 use self::history::{History, Rates, Times};
 use super::faults::{Fault, now};
 use super::health::{Health, Pulse, Readiness, State};
-use super::metrics::{Counters, Known, Metrics, waiting};
+use super::metrics::{Counters, Metrics, waiting};
 use crate::config::Settings;
 use crate::flow::lsn::Lsn;
 
@@ -187,7 +187,6 @@ impl Board {
         };
         let (readiness, reasons) = readiness(health);
         let (verdict, tone) = verdict(health.state(), readiness, &reasons);
-        let rows = |status| metrics.outbox_rows(status).map(whole);
         Status {
             version: env!("CARGO_PKG_VERSION"),
             time: now(),
@@ -210,10 +209,10 @@ impl Board {
             },
             slot: slot(metrics, facts),
             rows: Rows {
-                pending: rows(waiting::PENDING),
-                failed: rows(waiting::FAILED),
-                held: rows(waiting::HELD),
-                dead_letters_unhandled: bytes(&metrics.live.unhandled),
+                pending: metrics.outbox_rows(waiting::PENDING),
+                failed: metrics.outbox_rows(waiting::FAILED),
+                held: metrics.outbox_rows(waiting::HELD),
+                dead_letters_unhandled: metrics.live.unhandled.count(),
             },
             dead_letters: counts(&metrics.dead_letters),
             compensations: counts(&metrics.compensations),
@@ -260,9 +259,9 @@ fn verdict(state: State, readiness: &str, reasons: &[String]) -> (&'static str, 
 
 fn stages(metrics: &Metrics, rates: Rates, times: Times) -> [Stage; 5] {
     let live = &metrics.live;
-    let unread = live.wal_end.get().zip(live.read.get()).map(|(end, read)| whole(end - read));
+    let unread = live.wal_end.count().zip(live.read.count()).map(|(end, read)| end.saturating_sub(read));
     let sum = |counters: &Counters| counters.all().values().sum();
-    let sent = bytes(&live.under_way).map(|_| u64::try_from(metrics.in_flight.get()).unwrap_or(0));
+    let sent = live.under_way.count().map(|_| u64::try_from(metrics.in_flight.get()).unwrap_or(0));
     let stage = |name, total, per_second, in_flight| Stage {
         name,
         total,
@@ -274,29 +273,29 @@ fn stages(metrics: &Metrics, rates: Rates, times: Times) -> [Stage; 5] {
     [
         Stage {
             lag_bytes: unread,
-            ..stage("decode", Some(metrics.decoded.get()), rates.decoded, bytes(&live.under_way))
+            ..stage("decode", Some(metrics.decoded.get()), rates.decoded, live.under_way.count())
         },
-        stage("route", Some(live.routed.get()), rates.routed, bytes(&live.waiting)),
+        stage("route", Some(live.routed.get()), rates.routed, live.waiting.count()),
         Stage {
             lag_seconds: times.commit_to_ack_p99,
             ..stage("publish", Some(sum(&metrics.publishes)), rates.published, sent)
         },
         Stage {
-            lag_bytes: bytes(&metrics.slot_confirmed_lag),
-            lag_seconds: bytes(&live.under_way).and(metrics.oldest_unconfirmed.get()),
-            ..stage("confirm", bytes(&live.confirmed), rates.confirmed, bytes(&live.transactions))
+            lag_bytes: metrics.slot_confirmed_lag.count(),
+            lag_seconds: live.under_way.count().and(metrics.oldest_unconfirmed.get()),
+            ..stage("confirm", live.confirmed.count(), rates.confirmed, live.transactions.count())
         },
         Stage {
             lag_seconds: times.batch_p99,
-            ..stage("writeback", Some(sum(&metrics.writeback_rows)), rates.written, bytes(&live.decided))
+            ..stage("writeback", Some(sum(&metrics.writeback_rows)), rates.written, live.decided.count())
         },
     ]
 }
 
 fn slot(metrics: &Metrics, facts: &Facts) -> Slot {
-    let (lag, retained) = (bytes(&metrics.slot_confirmed_lag), bytes(&metrics.slot_retained_wal));
+    let (lag, retained) = (metrics.slot_confirmed_lag.count(), metrics.slot_retained_wal.count());
     let bound = |used, limit, known| Bound { limit_bytes: limit, known, share: share(used, limit) };
-    let keep = bound(retained, bytes(&metrics.live.keep_size), retained.is_some());
+    let keep = bound(retained, metrics.live.keep_size.count(), retained.is_some());
     let wal_status = metrics.slot_wal_status();
     let condition = match wal_status {
         Some("lost") => "lost",
@@ -310,10 +309,10 @@ fn slot(metrics: &Metrics, facts: &Facts) -> Slot {
         condition,
         wal_status,
         active: metrics.slot_active.get().map(|active| active > 0.0),
-        confirmed_lsn: bytes(&metrics.live.confirmed).map(|position| Lsn(position).to_string()),
+        confirmed_lsn: metrics.live.confirmed.count().map(|position| Lsn(position).to_string()),
         confirmed_lag_bytes: lag,
         retained_wal_bytes: retained,
-        safe_wal_bytes: bytes(&metrics.slot_safe_wal),
+        safe_wal_bytes: metrics.slot_safe_wal.count(),
         max_retained_wal: bound(lag, Some(facts.max_retained_wal), true),
         max_slot_wal_keep_size: keep,
     }
@@ -323,16 +322,6 @@ fn slot(metrics: &Metrics, facts: &Facts) -> Slot {
 fn share(used: Option<u64>, limit: Option<u64>) -> Option<f64> {
     let (used, limit) = used.zip(limit)?;
     Some(used as f64 / (limit.max(1)) as f64)
-}
-
-fn bytes(known: &Known) -> Option<u64> {
-    known.get().map(whole)
-}
-
-/// A count that was kept as a floating-point number.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates at both ends")]
-fn whole(value: f64) -> u64 {
-    value.round() as u64
 }
 
 fn counts(counters: &Counters) -> Vec<Count> {
@@ -360,9 +349,9 @@ mod tests {
     fn a_lost_slot_is_lost_and_has_no_lag() {
         let board = board();
         let metrics = &board.metrics;
-        metrics.slot_confirmed_lag.set_bytes(0);
-        metrics.slot_retained_wal.set_bytes(900);
-        metrics.live.keep_size.set_bytes(1000);
+        metrics.slot_confirmed_lag.set_count(0);
+        metrics.slot_retained_wal.set_count(900);
+        metrics.live.keep_size.set_count(1000);
         metrics.set_slot_wal_status(Some("reserved"));
         let slot = board.status().slot;
         assert_eq!(

@@ -102,11 +102,11 @@ impl Deliver<'_> {
                 Change::Commit { end_lsn } => {
                     self.delivery.ledger().commit(end_lsn);
                     self.taken_in = end_lsn;
-                    self.shared.metrics.live.read.set_bytes(end_lsn.0);
+                    self.shared.metrics.live.read.set_count(end_lsn.0);
                 }
                 Change::Mark(position) => {
                     self.delivery.ledger().mark(position);
-                    self.shared.metrics.live.read.set_bytes(position.0);
+                    self.shared.metrics.live.read.set_count(position.0);
                 }
             }
         }

@@ -23,16 +23,22 @@ impl Known {
         self.0.store(value.to_bits(), Ordering::Relaxed);
     }
 
-    /// A count, mostly of bytes. Above 2^53 it is rounded.
+    /// Sets a count, as of bytes or rows. Above 2^53 it is rounded.
     #[expect(clippy::cast_precision_loss, reason = "metrics are floating point")]
-    pub fn set_bytes(&self, bytes: u64) {
-        self.set(bytes as f64);
+    pub fn set_count(&self, count: u64) {
+        self.set(count as f64);
     }
 
     /// The value, if there is one.
     pub fn get(&self) -> Option<f64> {
         let value = f64::from_bits(self.0.load(Ordering::Relaxed));
         (!value.is_nan()).then_some(value)
+    }
+
+    /// The value as a count, to the nearest one, if there is a value.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates at both ends")]
+    pub fn count(&self) -> Option<u64> {
+        self.get().map(|value| value.round() as u64)
     }
 
     /// There is no value.

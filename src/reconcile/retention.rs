@@ -66,12 +66,17 @@ impl Retention {
         // Passes are rare, and a connection is not cheap to keep.
         let session = session("outbox-relay retention");
         let connection = connect::sql(&self.target, &session).await.map_err(|error| error.to_string())?;
-        let done = self.sweep(&connection.client, proof).await.map_err(|error| describe(&error));
+        let done = self.delete_old(&connection.client, proof).await.map_err(|error| describe(&error));
         connection.close().await;
         done
     }
 
-    async fn sweep(&self, client: &tokio_postgres::Client, proof: &mut Proof) -> Result<(), tokio_postgres::Error> {
+    /// Deletes what may go by now, and asks for the log to be confirmed where more could.
+    async fn delete_old(
+        &self,
+        client: &tokio_postgres::Client,
+        proof: &mut Proof,
+    ) -> Result<(), tokio_postgres::Error> {
         let rows = outbox::Retention { client, tables: &self.tables };
         if !rows.any(self.age).await? {
             return Ok(());

@@ -199,6 +199,6 @@ mod tests {
     #[test]
     fn a_sample_is_one_of_the_filters_subjects() {
         assert_eq!(sample("outbox.*.>"), "outbox.doctor.doctor");
-        assert!(crate::flow::subject::subject_matches("outbox.*.>", &sample("outbox.*.>")));
+        assert!(crate::flow::subject::covers("outbox.*.>", &sample("outbox.*.>")));
     }
 }

@@ -65,7 +65,6 @@ impl Drop for Shared {
 #[derive(Clone, Debug)]
 pub(super) struct Wire {
     pub(super) client: Client,
-    pub(super) epoch: u64,
     /// Acknowledgements arrive at `<inbox>.<token>`.
     pub(super) inbox: Arc<str>,
 }
@@ -186,7 +185,7 @@ impl Keeper {
         let _ = self.inboxes.send(replies);
         let info = client.server_info();
         let epoch = self.link.borrow().epoch.saturating_add(1);
-        self.wire.send_replace(Some(Wire { client, epoch, inbox }));
+        self.wire.send_replace(Some(Wire { client, inbox }));
         let server = format!("{} ({})", info.server_name, info.version);
         tracing::info!(server, epoch, "connected to NATS");
         self.link.send_replace(Link { connected: true, epoch, reason: None, server: Some(server) });

@@ -143,8 +143,8 @@ impl Publisher {
         (publisher, Replies { inboxes, current: None, stream: stream.to_owned(), strange: 0 })
     }
 
-    /// Hands a message to the connection and returns at once with the connection's epoch. `token` comes back in the
-    /// [`Reply`]; when the epoch ends before, no reply comes any more.
+    /// Hands a message to the connection and returns at once. `token` comes back in the [`Reply`]; when the connection's
+    /// epoch ends before, no reply comes any more.
     ///
     /// # Errors
     /// [`Failure::Disconnected`] and [`Failure::SendQueueFull`]: not sent, may be sent again.
@@ -155,7 +155,7 @@ impl Publisher {
         subject: impl Into<ByteString>,
         headers: Headers,
         payload: Bytes,
-    ) -> Result<u64, Failure> {
+    ) -> Result<(), Failure> {
         let wire = self.wire.borrow();
         let wire = wire.as_ref().ok_or(Failure::Disconnected)?;
         if wire.client.connection_state() == async_nats::connection::State::Disconnected {
@@ -178,7 +178,7 @@ impl Publisher {
         let publish = wire.client.publish_with_reply_and_headers(subject, reply, headers.into_map(), payload);
         // Without a budget, or a busy task would find a queue with room "not ready".
         match tokio::task::unconstrained(publish).now_or_never() {
-            Some(Ok(())) => Ok(wire.epoch),
+            Some(Ok(())) => Ok(()),
             None => Err(Failure::SendQueueFull),
             Some(Err(error)) => Err(match error.kind() {
                 PublishErrorKind::InvalidSubject => Failure::InvalidSubject("async-nats refuses it"),

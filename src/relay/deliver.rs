@@ -309,7 +309,7 @@ impl<'a> Deliver<'a> {
             let (token, parcel) = (next.token, next.parcel);
             let (headers, dropped) = self.headers(&parcel.event);
             match self.nats.publisher.send(token, parcel.subject.clone(), headers, parcel.event.payload.clone()) {
-                Ok(_) => {
+                Ok(()) => {
                     self.counters.headers_dropped.inc_by(dropped as u64);
                     self.delivery.sent(token, now);
                 }

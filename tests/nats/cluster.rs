@@ -63,7 +63,7 @@ async fn the_death_of_a_leader_is_transient_and_loses_nothing() {
                     continue;
                 }
                 match rig.publisher.send(token, "outbox.a.b".to_owned(), id(), super::payload(100)) {
-                    Ok(_) => sent.push((token, Instant::now())),
+                    Ok(()) => sent.push((token, Instant::now())),
                     Err(failure) => assert_eq!(failure, Failure::Disconnected),
                 }
             }

@@ -260,7 +260,7 @@ impl<'a> Repair<'a> {
             let token = self.next_token;
             self.next_token += 1;
             let subject = self.router.subject(event).map_err(|Unroutable| Failure::Unroutable(Unroutable.to_string()));
-            let sent = subject.and_then(|subject| self.send(token, event, &subject).map(|_| subject));
+            let sent = subject.and_then(|subject| self.send(token, event, &subject).map(|()| subject));
             match sent {
                 Ok(subject) => _ = waiting.insert(token, (at, subject)),
                 Err(failure) if failure.class() == Class::Transient => {
@@ -302,7 +302,7 @@ impl<'a> Repair<'a> {
         (trouble, pause)
     }
 
-    fn send(&self, token: u64, event: &Event, subject: &str) -> Result<u64, Failure> {
+    fn send(&self, token: u64, event: &Event, subject: &str) -> Result<(), Failure> {
         let mut headers = Headers::new();
         self.router.headers(event, |name, value| headers.set(name, value));
         self.publisher.send(token, subject.to_owned(), headers, event.payload.clone())

@@ -133,14 +133,13 @@ pub struct Replies {
     inboxes: Inboxes,
     current: Option<Subscriber>,
     stream: String,
-    strange: u64,
 }
 
 impl Publisher {
     /// `stream`: the only stream whose acknowledgement counts.
     pub fn new(connection: &Connection, inboxes: Inboxes, stream: &str) -> (Self, Replies) {
         let publisher = Self { wire: connection.watch_wire(), inbox_refused: connection.inbox_refused() };
-        (publisher, Replies { inboxes, current: None, stream: stream.to_owned(), strange: 0 })
+        (publisher, Replies { inboxes, current: None, stream: stream.to_owned() })
     }
 
     /// Hands a message to the connection and returns at once. `token` comes back in the [`Reply`]; when the connection's
@@ -221,11 +220,6 @@ impl Replies {
         std::future::poll_fn(|cx| self.poll_many(cx, replies, limit)).await
     }
 
-    /// Replies that were none: not from JetStream, or without a token.
-    pub fn strange(&self) -> u64 {
-        self.strange
-    }
-
     fn poll_many(&mut self, cx: &mut Context<'_>, replies: &mut Vec<Reply>, limit: usize) -> Poll<usize> {
         let mut count = 0;
         while count < limit {
@@ -238,13 +232,14 @@ impl Replies {
                 continue;
             };
             match subscriber.poll_next_unpin(cx) {
-                Poll::Ready(Some(message)) => match read_reply(&message, &self.stream) {
-                    Some(reply) => {
+                Poll::Ready(Some(message)) => {
+                    if let Some(reply) = read_reply(&message, &self.stream) {
                         replies.push(reply);
                         count += 1;
+                    } else {
+                        tracing::debug!("a reply was passed over that is none of JetStream's, or has no token");
                     }
-                    None => self.strange = self.strange.saturating_add(1),
-                },
+                }
                 // The epoch is over, and all its replies are read.
                 Poll::Ready(None) => self.current = None,
                 Poll::Pending => break,

@@ -21,15 +21,18 @@ const LOOK_IDS: i64 = 1_000_000;
 /// A row without a date that has no outcome.
 const UNDATED: &str = "next_retry_at IS NULL AND status IN ('pending', 'failed', 'processing')";
 
-/// Of those, one that its poller has claimed, and may be working on. A poller of another kind dates no lease: what it
-/// has claimed is its own for as long as a lease of the SQL functions lasts.
-const CLAIMED: &str = "(status = 'processing' AND coalesce(locked_at > now() - interval '5 minutes', false))";
+/// How long a lease of the SQL functions lasts: migration V4 has the same. A poller of another kind dates no lease, and
+/// keeps what it has claimed for as long.
+const LEASE: &str = "interval '5 minutes'";
+
+/// Of the rows without a date, one that its poller has claimed, and may be working on.
+fn claimed() -> String {
+    format!("(status = 'processing' AND coalesce(locked_at > now() - {LEASE}, false))")
+}
 
 /// When the lease of the row `row` ends, dated or not; of a row that nobody has claimed, the time for which it waits.
 pub(super) fn lease_end(row: &str) -> String {
-    format!(
-        "coalesce({row}.next_retry_at, CASE WHEN {row}.status = 'processing' THEN {row}.locked_at + interval '5 minutes' END)"
-    )
+    format!("coalesce({row}.next_retry_at, CASE WHEN {row}.status = 'processing' THEN {row}.locked_at + {LEASE} END)")
 }
 
 /// Tells a row from one that has its id in a table that was emptied or made anew since. Not the event's id itself,
@@ -170,7 +173,7 @@ impl Due<'_> {
     /// Undated rows without an outcome: those above `low` and up to `high`, at most `limit`, and those of `again` that
     /// are no higher than `low`; in the order of their ids.
     pub async fn undated(&self, low: i64, high: i64, limit: usize, again: &[i64]) -> Result<Vec<Seen>, Error> {
-        let select = format!("SELECT id, {MARK} AS mark, {CLAIMED} AS claimed FROM {} e", self.tables.share);
+        let select = format!("SELECT id, {MARK} AS mark, {} AS claimed FROM {} e", claimed(), self.tables.share);
         let statement = format!(
             "({select} WHERE id = ANY($2) AND id <= $1 AND {UNDATED})
              UNION ALL
@@ -188,7 +191,7 @@ impl Due<'_> {
     /// waits for: it passes a block.
     pub async fn missed(&self, seen: &[Seen]) -> Result<Vec<DueRow>, Error> {
         let (ids, marks): (Vec<i64>, Vec<i64>) = seen.iter().map(|seen| (seen.id, seen.mark)).unzip();
-        let condition = format!("id = ANY($2) AND {MARK} = ANY($3) AND {UNDATED} AND NOT {CLAIMED}");
+        let condition = format!("id = ANY($2) AND {MARK} = ANY($3) AND {UNDATED} AND NOT {}", claimed());
         self.select(&condition, "e.id", i64::MAX, &[(&ids, Type::INT8_ARRAY), (&marks, Type::INT8_ARRAY)]).await
     }
 

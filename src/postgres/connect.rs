@@ -33,6 +33,7 @@ pub use error::{ConnectError, ConnectErrorKind};
 pub use socket::Socket;
 pub use target::Target;
 
+use super::describe;
 use dial::Dialled;
 use socket::Handover;
 
@@ -257,19 +258,8 @@ async fn drive(mut connection: tokio_postgres::Connection<Handover, NoTlsStream>
                 );
             }
             Some(Ok(_)) => {}
-            Some(Err(error)) => return reason(&error),
+            Some(Err(error)) => return describe(&error),
             None => return "closed".to_owned(),
         }
-    }
-}
-
-/// The error with the server's own words, which `Display` leaves to the source.
-fn reason(error: &tokio_postgres::Error) -> String {
-    match error.as_db_error() {
-        Some(server) => format!("{} (SQLSTATE {})", server.message(), server.code().code()),
-        None => match std::error::Error::source(error) {
-            Some(source) => format!("{error}: {source}"),
-            None => error.to_string(),
-        },
     }
 }

@@ -9,7 +9,7 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Row, Transaction};
 
-use super::names;
+use super::{describe, names};
 use crate::config::TableName;
 
 /// An event to enqueue. The names must not be empty; the longest are 64, 128 and 128 characters.
@@ -60,7 +60,7 @@ pub enum EnqueueError {
     #[error("the outbox does not accept the event: {message}{}", named(constraint.as_deref()))]
     Invalid { message: String, constraint: Option<String>, source: tokio_postgres::Error },
     /// Any other failure: of the connection, of rights, of serialization.
-    #[error("cannot enqueue the event: {}", message(.0))]
+    #[error("cannot enqueue the event: {}", describe(.0))]
     Database(#[source] tokio_postgres::Error),
 }
 
@@ -74,7 +74,7 @@ pub enum StoreError {
     )]
     LeaseLost { id: i64, worker: String },
     /// A failure of the database. The transaction is aborted: roll it back.
-    #[error("cannot {doing}: {}", message(source))]
+    #[error("cannot {doing}: {}", describe(source))]
     Database { doing: &'static str, source: tokio_postgres::Error },
 }
 
@@ -280,9 +280,4 @@ pub async fn mark_failed(
 
 fn named(constraint: Option<&str>) -> String {
     constraint.map(|name| format!(" (constraint {name})")).unwrap_or_default()
-}
-
-/// The server's own words where there are any. Without DETAIL, which can hold values of rows.
-fn message(error: &tokio_postgres::Error) -> String {
-    error.as_db_error().map_or_else(|| error.to_string(), |db| format!("{} ({})", db.message(), db.code().code()))
 }

@@ -2,6 +2,8 @@
 
 use tokio_postgres::error::{DbError, SqlState};
 
+use crate::postgres::describe;
+
 /// Why the schema could not be read or brought up to date.
 #[derive(Debug, thiserror::Error)]
 pub enum MigrateError {
@@ -46,7 +48,7 @@ pub enum MigrateError {
     )]
     Diverged { migration: String, table: String, history: String },
     /// Any other refusal of the database.
-    #[error("cannot {doing}: {}", message(source))]
+    #[error("cannot {doing}: {}", describe(source))]
     Database { doing: &'static str, source: tokio_postgres::Error },
     /// Any other failure of the migration library.
     #[error("cannot apply the migrations, so nothing was changed: {message}")]
@@ -64,7 +66,7 @@ impl MigrateError {
             _ => None,
         };
         let known = database.and_then(tokio_postgres::Error::as_db_error).and_then(Self::known);
-        let message = database.map_or_else(|| source.to_string(), message);
+        let message = database.map_or_else(|| source.to_string(), describe);
         known.unwrap_or(Self::Runner { message, source })
     }
 
@@ -80,10 +82,4 @@ impl MigrateError {
             None
         }
     }
-}
-
-/// The server's own words where there are any: the library's error says only "db error". Without DETAIL, which can
-/// hold values of rows.
-fn message(error: &tokio_postgres::Error) -> String {
-    error.as_db_error().map_or_else(|| error.to_string(), |db| format!("{} ({})", db.message(), db.code().code()))
 }

@@ -6,7 +6,6 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::api::Refusal;
 use super::info::{Finding, Info, Unfit};
 use super::stream::{NOT_FOUND, Stream, StreamFault, config_to_create};
 use crate::config::NatsCreate;
@@ -103,7 +102,7 @@ impl Stream {
         named: impl Fn(&str) -> bool,
         filter: &str,
     ) -> Result<StreamPlan, StreamFault> {
-        match self.raw_info().await.map_err(|failure| self.fault(failure))? {
+        match self.info::<RawInfo>().await.map_err(|failure| self.fault(failure))? {
             Ok(info) => self.plan_changes(info, create, named, filter),
             Err(refusal) if refusal.code == NOT_FOUND => self.plan_creation(create, filter),
             Err(refusal) => Err(self.fault(refusal.into_failure())),
@@ -122,10 +121,6 @@ impl Stream {
             Ok(_) => Ok(()),
             Err(refusal) => Err(self.refused(&verb.to_lowercase(), refusal, create).await),
         }
-    }
-
-    async fn raw_info(&self) -> Result<Result<RawInfo, Refusal>, Failure> {
-        self.api.call(&format!("STREAM.INFO.{}", self.name), &Value::Null).await
     }
 
     fn plan_creation(&self, create: &NatsCreate, filter: &str) -> Result<StreamPlan, StreamFault> {

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::api::{Api, Refusal};
@@ -87,7 +88,7 @@ impl Stream {
         config: &config::Nats,
         filter: &str,
     ) -> Result<(StreamFacts, Vec<Finding>), StreamFault> {
-        let info = match self.info().await {
+        let info = match self.info::<Info>().await {
             Ok(Ok(info)) => info,
             Ok(Err(refusal)) if refusal.code == NOT_FOUND && config.manage == Manage::Create => {
                 self.create(&config.create).await?
@@ -105,7 +106,7 @@ impl Stream {
 
     /// Sees whether the stream can carry an outbox, and makes nothing. `None`: there is no such stream.
     pub async fn examine(&self, filter: &str) -> Result<Option<Examined>, StreamFault> {
-        let info = match self.info().await {
+        let info = match self.info::<Info>().await {
             Ok(Ok(info)) => info,
             Ok(Err(refusal)) if refusal.code == NOT_FOUND => return Ok(None),
             Ok(Err(refusal)) => return Err(self.fault(refusal.into_failure())),
@@ -117,7 +118,7 @@ impl Stream {
 
     /// Asks for the stream's present state.
     pub async fn facts(&self) -> Result<StreamFacts, Failure> {
-        match self.info().await? {
+        match self.info::<Info>().await? {
             Ok(info) => info.facts(),
             Err(refusal) => Err(self.named(refusal.into_failure())),
         }
@@ -136,7 +137,8 @@ impl Stream {
         Ok(names.streams.unwrap_or_default().into_iter().next())
     }
 
-    async fn info(&self) -> Result<Result<Info, Refusal>, Failure> {
+    /// Asks for the stream, and reads of the answer what `T` has of it.
+    pub(super) async fn info<T: DeserializeOwned>(&self) -> Result<Result<T, Refusal>, Failure> {
         self.api.call(&format!("STREAM.INFO.{}", self.name), &Value::Null).await
     }
 
@@ -149,7 +151,7 @@ impl Stream {
                 Ok(info)
             }
             // Another relay or an operator was faster; whether theirs is fit is seen next.
-            Err(refusal) if refusal.code == NAME_IN_USE => match self.info().await {
+            Err(refusal) if refusal.code == NAME_IN_USE => match self.info::<Info>().await {
                 Ok(Ok(info)) => Ok(info),
                 Ok(Err(refusal)) => Err(self.fault(refusal.into_failure())),
                 Err(failure) => Err(self.fault(failure)),

@@ -4,7 +4,6 @@
 //! So an epoch is a connection: a message whose acknowledgement has not come when its epoch ends is of unknown outcome,
 //! and is never sent later behind the relay's back.
 
-use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -18,13 +17,14 @@ use super::dial::Dialer;
 use super::notice::Notice;
 use crate::config;
 use crate::fault::Failure;
-use crate::pause::Repeats;
+use crate::pause::{Pause, Repeats};
 
 pub use super::dial::ConnectFault;
 
 /// Notices kept for a slow reader; older ones are dropped.
 const NOTICES: usize = 1024;
 
+/// Between two attempts to reconnect, first and at most.
 const RECONNECT_FIRST: Duration = Duration::from_millis(50);
 const RECONNECT_MAX: Duration = Duration::from_secs(4);
 
@@ -152,7 +152,7 @@ impl Keeper {
     }
 
     async fn reconnect(&mut self) -> Subscriber {
-        let (mut delay, mut repeats) = (RECONNECT_FIRST, Repeats::default());
+        let (mut pause, mut repeats) = (Pause::new(RECONNECT_FIRST, RECONNECT_MAX), Repeats::default());
         loop {
             match self.renew().await {
                 Ok(sentinel) => return sentinel,
@@ -163,8 +163,7 @@ impl Keeper {
                     self.link.send_modify(|link| link.reason = Some(fault.to_string()));
                 }
             }
-            tokio::time::sleep(jittered(delay)).await;
-            delay = delay.saturating_mul(2).min(RECONNECT_MAX);
+            tokio::time::sleep(pause.next()).await;
         }
     }
 
@@ -206,12 +205,4 @@ fn tell(event: Event, notices: &broadcast::Sender<Notice>, inbox_refused: &Atomi
     }
     // An error says that nobody listens.
     let _ = notices.send(notice);
-}
-
-/// Between half and all of `delay`, so that relays cut off together do not return together.
-fn jittered(delay: Duration) -> Duration {
-    let random = std::hash::RandomState::new().build_hasher().finish() % 1024;
-    let half = delay / 2;
-    // Below 1024, so it fits.
-    half + half.saturating_mul(u32::try_from(random).unwrap_or_default()) / 1024
 }

@@ -44,7 +44,7 @@ fn words<'a>(text: &'a str, start: &str) -> BTreeSet<&'a str> {
 fn every_metric_of_rules_and_dashboard_exists() {
     let metrics = Metrics::new();
     metrics.dead_letters.of("too_large").inc();
-    metrics.set_slot_wal_status(Some("reserved"));
+    metrics.slot.set_wal_status(Some("reserved"));
     let page = metrics.render().unwrap();
     let mut known = BTreeSet::new();
     for (name, kind) in page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')) {
@@ -64,7 +64,7 @@ fn every_metric_of_rules_and_dashboard_exists() {
 #[test]
 fn every_label_value_of_the_rules_exists() {
     let metrics = Metrics::new();
-    metrics.set_slot_wal_status(Some("reserved"));
+    metrics.slot.set_wal_status(Some("reserved"));
     let page = metrics.render().unwrap();
     for (label, values) in [
         ("outcome", &["transient", "poison", "stored", "duplicate", "manual_required"][..]),

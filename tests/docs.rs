@@ -21,7 +21,7 @@ fn readme_names_every_setting_with_its_default() {
 #[test]
 fn readme_names_every_metric() {
     let metrics = Metrics::new();
-    metrics.slot_active.set(1.0);
+    metrics.slot.active.set(1.0);
     metrics.set_outbox_rows("held", 1);
     let page = metrics.render().unwrap();
     let types = page.lines().filter_map(|line| line.strip_prefix("# TYPE outbox_relay_"));

@@ -13,20 +13,20 @@ use crate::telemetry::metrics::{Counter, Known, Metrics, outcome};
 /// Tells what the server says of the slot.
 pub(super) fn show_slot(metrics: &Metrics, info: &SlotInfo) {
     let bytes = |bytes: i64| u64::try_from(bytes).unwrap_or(0);
-    metrics.slot_active.set(f64::from(u8::from(info.active_pid.is_some())));
+    metrics.slot.active.set(f64::from(u8::from(info.active_pid.is_some())));
     // A slot that is lost, or is still being made, has no position that could be behind.
     if info.is_lost() || info.confirmed == Lsn::ZERO {
-        metrics.slot_confirmed_lag.unset();
-        metrics.slot_retained_wal.unset();
+        metrics.slot.confirmed_lag.unset();
+        metrics.slot.retained_wal.unset();
     } else {
-        metrics.slot_confirmed_lag.set_count(bytes(info.lag_bytes));
-        metrics.slot_retained_wal.set_count(bytes(info.retained_bytes));
+        metrics.slot.confirmed_lag.set_count(bytes(info.lag_bytes));
+        metrics.slot.retained_wal.set_count(bytes(info.retained_bytes));
     }
     match info.safe_bytes {
-        Some(safe) => metrics.slot_safe_wal.set_count(bytes(safe)),
-        None => metrics.slot_safe_wal.unset(),
+        Some(safe) => metrics.slot.safe_wal.set_count(bytes(safe)),
+        None => metrics.slot.safe_wal.unset(),
     }
-    metrics.set_slot_wal_status(Some(&info.wal_status));
+    metrics.slot.set_wal_status(Some(&info.wal_status));
     let live = &metrics.live;
     live.wal_end.set_count(info.confirmed.0.saturating_add(bytes(info.lag_bytes)));
     match info.keep_bytes {
@@ -41,8 +41,8 @@ pub(super) fn show_standbys(metrics: &Metrics, copies: Copies, wanted: bool) {
         Some(count) => gauge.set_count(count),
         None => gauge.unset(),
     };
-    show(&metrics.slot_failover_standbys, copies.kept.filter(|_| wanted));
-    show(&metrics.slot_missing_standbys, copies.missing);
+    show(&metrics.slot.failover_standbys, copies.kept.filter(|_| wanted));
+    show(&metrics.slot.missing_standbys, copies.missing);
 }
 
 /// Seconds since a time of PostgreSQL's clock (microseconds since 2000-01-01 UTC); zero where the clocks disagree.

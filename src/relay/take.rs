@@ -80,7 +80,7 @@ pub async fn take_slot(relay: &mut Relay, ground: &Ground) -> Result<Option<Clai
     loop {
         let (found, waits) = answered("it was asked for the slot", look(&ground.control.client, &slot)).await?;
         // A lost slot is shown until it is anew: the relay makes it, or an operator does.
-        relay.metrics.set_slot_wal_status(found.as_ref().map(|info| &*info.wal_status));
+        relay.metrics.slot.set_wal_status(found.as_ref().map(|info| &*info.wal_status));
         if let Some(holder) = found.as_ref().and_then(|info| info.active_pid) {
             relay.health.clear(Condition::PostgresDown);
             // What was wrong with the slot ended our session; the one that holds it now answers for it.

@@ -74,7 +74,7 @@ impl Watcher<'_> {
                 }
             }
             Some(info) if info.is_lost() => {
-                self.metrics.set_slot_wal_status(Some(&info.wal_status));
+                self.metrics.slot.set_wal_status(Some(&info.wal_status));
                 return Err(lost("the replication slot was invalidated"));
             }
             Some(info) if info.active_pid.is_none() => {

@@ -281,7 +281,7 @@ fn stages(metrics: &Metrics, rates: Rates, times: Times) -> [Stage; 5] {
             ..stage("publish", Some(sum(&metrics.publishes)), rates.published, sent)
         },
         Stage {
-            lag_bytes: metrics.slot_confirmed_lag.count(),
+            lag_bytes: metrics.slot.confirmed_lag.count(),
             lag_seconds: live.under_way.count().and(metrics.oldest_unconfirmed.get()),
             ..stage("confirm", live.confirmed.count(), rates.confirmed, live.transactions.count())
         },
@@ -293,10 +293,10 @@ fn stages(metrics: &Metrics, rates: Rates, times: Times) -> [Stage; 5] {
 }
 
 fn slot(metrics: &Metrics, facts: &Facts) -> Slot {
-    let (lag, retained) = (metrics.slot_confirmed_lag.count(), metrics.slot_retained_wal.count());
+    let (lag, retained) = (metrics.slot.confirmed_lag.count(), metrics.slot.retained_wal.count());
     let bound = |used, limit, known| Bound { limit_bytes: limit, known, share: share(used, limit) };
     let keep = bound(retained, metrics.live.keep_size.count(), retained.is_some());
-    let wal_status = metrics.slot_wal_status();
+    let wal_status = metrics.slot.wal_status();
     let condition = match wal_status {
         Some("lost") => "lost",
         None => "unknown",
@@ -308,11 +308,11 @@ fn slot(metrics: &Metrics, facts: &Facts) -> Slot {
         name: facts.slot.clone(),
         condition,
         wal_status,
-        active: metrics.slot_active.get().map(|active| active > 0.0),
+        active: metrics.slot.active.get().map(|active| active > 0.0),
         confirmed_lsn: metrics.live.confirmed.count().map(|position| Lsn(position).to_string()),
         confirmed_lag_bytes: lag,
         retained_wal_bytes: retained,
-        safe_wal_bytes: metrics.slot_safe_wal.count(),
+        safe_wal_bytes: metrics.slot.safe_wal.count(),
         max_retained_wal: bound(lag, Some(facts.max_retained_wal), true),
         max_slot_wal_keep_size: keep,
     }
@@ -349,16 +349,16 @@ mod tests {
     fn a_lost_slot_is_lost_and_has_no_lag() {
         let board = board();
         let metrics = &board.metrics;
-        metrics.slot_confirmed_lag.set_count(0);
-        metrics.slot_retained_wal.set_count(900);
+        metrics.slot.confirmed_lag.set_count(0);
+        metrics.slot.retained_wal.set_count(900);
         metrics.live.keep_size.set_count(1000);
-        metrics.set_slot_wal_status(Some("reserved"));
+        metrics.slot.set_wal_status(Some("reserved"));
         let slot = board.status().slot;
         assert_eq!(
             (slot.condition, slot.confirmed_lag_bytes, slot.max_slot_wal_keep_size.share),
             ("danger", Some(0), Some(0.9))
         );
-        metrics.set_slot_wal_status(Some("lost"));
+        metrics.slot.set_wal_status(Some("lost"));
         metrics.forget_slot();
         let slot = board.status().slot;
         assert_eq!((slot.condition, slot.confirmed_lag_bytes, slot.retained_wal_bytes), ("lost", None, None));

@@ -8,15 +8,15 @@ fn lines(metrics: &Metrics, start: &str) -> Vec<String> {
 #[test]
 fn names_are_those_of_the_contract() {
     let metrics = Metrics::new();
-    metrics.slot_active.set(1.0);
-    for known in [&metrics.oldest_unconfirmed, &metrics.slot_safe_wal, &metrics.slot_retained_wal] {
+    metrics.slot.active.set(1.0);
+    for known in [&metrics.oldest_unconfirmed, &metrics.slot.safe_wal, &metrics.slot.retained_wal] {
         known.set(1.0);
     }
     metrics.reconcile_last_success.set(1.0);
-    metrics.slot_confirmed_lag.set_count(1);
-    metrics.slot_failover_standbys.set_count(0);
-    metrics.slot_missing_standbys.set_count(1);
-    metrics.set_slot_wal_status(Some("reserved"));
+    metrics.slot.confirmed_lag.set_count(1);
+    metrics.slot.failover_standbys.set_count(0);
+    metrics.slot.missing_standbys.set_count(1);
+    metrics.slot.set_wal_status(Some("reserved"));
     metrics.dead_letters.of("too_large").inc();
     metrics.set_outbox_rows(waiting::HELD, 7);
     let page = metrics.render().unwrap();
@@ -60,13 +60,13 @@ fn what_is_not_known_is_absent_and_never_0() {
     let metrics = Metrics::new();
     let slot = || lines(&metrics, "slot_");
     assert_eq!(slot(), [""; 0]);
-    metrics.slot_confirmed_lag.set_count(5 << 20);
-    metrics.set_slot_wal_status(Some("lost"));
+    metrics.slot.confirmed_lag.set_count(5 << 20);
+    metrics.slot.set_wal_status(Some("lost"));
     assert!(slot().contains(&"outbox_relay_slot_confirmed_lag_bytes 5242880.0".to_owned()));
     assert!(slot().contains(&"outbox_relay_slot_wal_status{status=\"lost\"} 1.0".to_owned()));
-    metrics.slot_failover_standbys.set_count(0);
-    metrics.slot_missing_standbys.set_count(0);
-    metrics.set_slot_wal_status(Some("new in 21"));
+    metrics.slot.failover_standbys.set_count(0);
+    metrics.slot.missing_standbys.set_count(0);
+    metrics.slot.set_wal_status(Some("new in 21"));
     assert!(slot().contains(&"outbox_relay_slot_wal_status{status=\"unknown\"} 1.0".to_owned()));
     assert!(slot().contains(&"outbox_relay_slot_wal_status{status=\"lost\"} 0.0".to_owned()));
     metrics.forget_slot();
@@ -76,12 +76,12 @@ fn what_is_not_known_is_absent_and_never_0() {
 #[test]
 fn a_lost_slot_stays_lost_until_another_is_seen() {
     let metrics = Metrics::new();
-    metrics.slot_confirmed_lag.set_count(0);
-    metrics.set_slot_wal_status(Some("lost"));
+    metrics.slot.confirmed_lag.set_count(0);
+    metrics.slot.set_wal_status(Some("lost"));
     metrics.forget_slot();
-    assert_eq!((metrics.slot_wal_status(), metrics.slot_confirmed_lag.get()), (Some("lost"), None));
-    metrics.set_slot_wal_status(None);
-    assert_eq!(metrics.slot_wal_status(), None);
+    assert_eq!((metrics.slot.wal_status(), metrics.slot.confirmed_lag.get()), (Some("lost"), None));
+    metrics.slot.set_wal_status(None);
+    assert_eq!(metrics.slot.wal_status(), None);
 }
 
 #[test]

@@ -93,84 +93,104 @@ impl Info {
 
     /// What the operator should know.
     pub(in crate::nats) fn findings(&self) -> Vec<Finding> {
-        let config = &self.config;
-        let mut found = Vec::new();
-        let mut find = |when: bool, code: &'static str, text: String| {
-            if when {
-                found.push(Finding { code, text });
-            }
-        };
-        let full = |used: u64, most: i64| u64::try_from(most).is_ok_and(|most| most > 0 && used >= most / 10 * 9);
-        let age = Duration::from_nanos(config.max_age);
-        let window = Duration::from_nanos(config.duplicate_window);
-        let retention = config.retention.as_deref();
-        find(
-            retention == Some("workqueue"),
-            "retention_workqueue",
-            "it removes messages once consumed: an event sent again after the duplicate window is stored again"
-                .to_owned(),
-        );
-        find(
-            retention == Some("interest"),
-            "retention_interest",
-            "it drops messages without a consumer, and removes them once consumed: events that nobody waits for are \
-             acknowledged and gone, and one sent again after the duplicate window is stored again"
-                .to_owned(),
-        );
-        find(
-            config.max_age > 0 && age < SHORT_AGE,
-            "max_age_short",
-            format!("it forgets messages after {}: subscribers that are away longer miss them", human(age)),
-        );
-        find(
-            config.drops_oldest(),
-            "discard_old",
-            "when full (max_bytes, max_msgs) it removes its oldest messages, consumed or not; with discard \"new\" the \
-             relay waits instead"
-                .to_owned(),
-        );
-        find(
-            config.discard.as_deref() == Some("new")
-                && (full(self.state.messages, config.max_msgs) || full(self.state.bytes, config.max_bytes)),
-            "nearly_full",
-            "it is nearly full (max_bytes, max_msgs), and then takes nothing more: rows will wait until there is room"
-                .to_owned(),
-        );
-        find(
-            config.max_msgs_per_subject > 0,
-            "max_msgs_per_subject",
-            format!("it keeps only {} messages a subject", config.max_msgs_per_subject),
-        );
-        find(
-            config.discard_new_per_subject,
-            "discard_new_per_subject",
-            "events of a full subject are refused, and become dead letters after their last attempt".to_owned(),
-        );
-        find(
-            window < SHORT_WINDOW,
-            "duplicate_window_short",
-            format!("its duplicate window is only {}; {} or more is better", human(window), human(SHORT_WINDOW)),
-        );
-        find(
-            config.storage.as_deref() == Some("memory"),
-            "storage_memory",
-            "it lives in memory: a restart of its servers loses acknowledged events".to_owned(),
-        );
-        find(
-            self.clustered() && config.num_replicas < 3,
-            "replicas_few",
-            format!(
-                "it has {} replica(s): the loss of one server can stop it or lose acknowledged events; 3 survive it",
-                config.num_replicas
-            ),
-        );
-        find(
-            config.subject_transform.is_some(),
-            "subject_transform",
-            "it stores events under other subjects than route.subject makes".to_owned(),
-        );
-        found
+        self.what_it_forgets()
+            .into_iter()
+            .chain(self.what_it_refuses())
+            .chain(self.what_is_unsafe())
+            .flatten()
+            .collect()
     }
+
+    /// Messages that are removed before everyone has seen them.
+    fn what_it_forgets(&self) -> [Option<Finding>; 4] {
+        let config = &self.config;
+        let age = Duration::from_nanos(config.max_age);
+        let retention = config.retention.as_deref();
+        [
+            found(
+                retention == Some("workqueue"),
+                "retention_workqueue",
+                "it removes messages once consumed: an event sent again after the duplicate window is stored again",
+            ),
+            found(
+                retention == Some("interest"),
+                "retention_interest",
+                "it drops messages without a consumer, and removes them once consumed: events that nobody waits for are \
+                 acknowledged and gone, and one sent again after the duplicate window is stored again",
+            ),
+            found(
+                config.max_age > 0 && age < SHORT_AGE,
+                "max_age_short",
+                format!("it forgets messages after {}: subscribers that are away longer miss them", human(age)),
+            ),
+            found(
+                config.drops_oldest(),
+                "discard_old",
+                "when full (max_bytes, max_msgs) it removes its oldest messages, consumed or not; with discard \"new\" \
+                 the relay waits instead",
+            ),
+        ]
+    }
+
+    /// Limits of which events are refused, or removed by the next ones.
+    fn what_it_refuses(&self) -> [Option<Finding>; 3] {
+        let config = &self.config;
+        let full = |used: u64, most: i64| u64::try_from(most).is_ok_and(|most| most > 0 && used >= most / 10 * 9);
+        [
+            found(
+                config.discard.as_deref() == Some("new")
+                    && (full(self.state.messages, config.max_msgs) || full(self.state.bytes, config.max_bytes)),
+                "nearly_full",
+                "it is nearly full (max_bytes, max_msgs), and then takes nothing more: rows will wait until there is room",
+            ),
+            found(
+                config.max_msgs_per_subject > 0,
+                "max_msgs_per_subject",
+                format!("it keeps only {} messages a subject", config.max_msgs_per_subject),
+            ),
+            found(
+                config.discard_new_per_subject,
+                "discard_new_per_subject",
+                "events of a full subject are refused, and become dead letters after their last attempt",
+            ),
+        ]
+    }
+
+    /// What may let events be stored twice, be lost, or be stored where nobody looks for them.
+    fn what_is_unsafe(&self) -> [Option<Finding>; 4] {
+        let config = &self.config;
+        let window = Duration::from_nanos(config.duplicate_window);
+        [
+            found(
+                window < SHORT_WINDOW,
+                "duplicate_window_short",
+                format!("its duplicate window is only {}; {} or more is better", human(window), human(SHORT_WINDOW)),
+            ),
+            found(
+                config.storage.as_deref() == Some("memory"),
+                "storage_memory",
+                "it lives in memory: a restart of its servers loses acknowledged events",
+            ),
+            found(
+                self.clustered() && config.num_replicas < 3,
+                "replicas_few",
+                format!(
+                    "it has {} replica(s): the loss of one server can stop it or lose acknowledged events; 3 survive it",
+                    config.num_replicas
+                ),
+            ),
+            found(
+                config.subject_transform.is_some(),
+                "subject_transform",
+                "it stores events under other subjects than route.subject makes",
+            ),
+        ]
+    }
+}
+
+/// A finding, if it is one.
+fn found(is_so: bool, code: &'static str, text: impl Into<String>) -> Option<Finding> {
+    is_so.then(|| Finding { code, text: text.into() })
 }
 
 fn human(duration: Duration) -> humantime::FormattedDuration {

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 
@@ -55,7 +55,11 @@ impl Publication {
                         judged.problem.unwrap_or_else(|| format!("publication {name:?} has gone")),
                     ));
                 };
-                Ok(show(&mut out, &found, &judged, source, output)?)
+                match output {
+                    Format::Json => output::json(&mut out, &as_json(&found, &judged, source))?,
+                    Format::Table => show_table(&mut out, &found, &judged, source)?,
+                }
+                Ok(())
             }
             Self::Create => {
                 create(client, source).await?;
@@ -103,42 +107,35 @@ fn operations(found: &Published) -> Vec<&'static str> {
     all.into_iter().filter(|(shown, _)| *shown).map(|(_, name)| name).collect()
 }
 
-fn show(
-    out: &mut impl Write,
-    found: &Published,
-    judged: &Judgement,
-    source: &Source,
-    output: Format,
-) -> io::Result<()> {
-    let is_outbox = |table: &PublishedTable| table.schema == source.table.schema && table.table == source.table.table;
-    if output == Format::Json {
-        let tables: Vec<_> = found
-            .tables
-            .iter()
-            .map(|table| {
-                json!({
-                    "schema": table.schema,
-                    "table": table.table,
-                    "outbox": is_outbox(table),
-                    "columns": table.columns_left_out.then_some(&table.columns),
-                    "row_filter": table.row_filter,
-                })
-            })
-            .collect();
-        let value = json!({
-            "name": found.name,
-            "ours": found.name == source.publication,
-            "owner": found.owner,
-            "all_tables": found.all_tables,
-            "operations": operations(found),
-            "via_partition_root": found.via_root,
-            "tables": tables,
-            "fit": judged.problem.is_none(),
-            "problem": judged.problem,
-            "warnings": judged.warnings,
-        });
-        return output::json(out, &value);
-    }
+fn is_outbox(table: &PublishedTable, source: &Source) -> bool {
+    table.schema == source.table.schema && table.table == source.table.table
+}
+
+fn as_json(found: &Published, judged: &Judgement, source: &Source) -> Value {
+    let table = |table: &PublishedTable| {
+        json!({
+            "schema": table.schema,
+            "table": table.table,
+            "outbox": is_outbox(table, source),
+            "columns": table.columns_left_out.then_some(&table.columns),
+            "row_filter": table.row_filter,
+        })
+    };
+    json!({
+        "name": found.name,
+        "ours": found.name == source.publication,
+        "owner": found.owner,
+        "all_tables": found.all_tables,
+        "operations": operations(found),
+        "via_partition_root": found.via_root,
+        "tables": found.tables.iter().map(table).collect::<Vec<_>>(),
+        "fit": judged.problem.is_none(),
+        "problem": judged.problem,
+        "warnings": judged.warnings,
+    })
+}
+
+fn show_table(out: &mut impl Write, found: &Published, judged: &Judgement, source: &Source) -> io::Result<()> {
     let ours = if found.name == source.publication { " (source.publication)" } else { "" };
     let lines = [
         ("publication", format!("{}{ours}", found.name)),
@@ -156,7 +153,7 @@ fn show(
         .iter()
         .map(|table| {
             [
-                format!("{}{}.{}", if is_outbox(table) { "* " } else { "  " }, table.schema, table.table),
+                format!("{}{}.{}", if is_outbox(table, source) { "* " } else { "  " }, table.schema, table.table),
                 if table.columns_left_out { table.columns.join(", ") } else { "all".to_owned() },
                 table.row_filter.clone().unwrap_or_else(|| "-".to_owned()),
             ]

@@ -27,6 +27,7 @@ fn run(command: &mut Command) -> (i32, String, String) {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "a table of settings")]
 fn every_wrong_setting_has_its_own_error() {
     let long = "x".repeat(64);
     for (key, value, right) in [

@@ -19,8 +19,7 @@ use crate::telemetry::health::Readiness;
 use crate::telemetry::metrics::CONTENT_TYPE;
 use crate::telemetry::status::Board;
 
-/// A loop that has not ticked for so long is taken for dead. Its longest honest wait is that for a statement or a
-/// publish, which have timeouts of seconds.
+/// A loop that has not ticked for so long is taken for dead: it ticks on while it waits for a server.
 const DEAD_AFTER: Duration = Duration::from_secs(30);
 
 /// How long open requests may take to end.

@@ -55,6 +55,28 @@ async fn the_row_of_state_that_someone_holds_is_told_of_and_nothing_is_sent_twic
     assert!(!relay.log().contains("one by one") && !relay.log().contains("lost its connection"), "{}", relay.log());
 }
 
+/// The liveness probe sees whether the loop ticks, and would have the relay killed while it waits rightly.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lock_that_is_waited_for_at_the_end_of_a_session_keeps_the_loop_ticking() {
+    const NOTES: &str = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+        AND application_name = 'outbox-relay control' AND wait_event_type = 'Lock'";
+    let scene = Scene::new().await;
+    let mut relay = scene.relay().await;
+    let holder = psql(&scene).await;
+    holder.batch_execute("BEGIN; SELECT FROM outbox_relay_state FOR UPDATE").await.unwrap();
+    let publication = &scene.database.publication;
+    scene.sql(&format!("ALTER PUBLICATION {publication} DROP TABLE outbox_events")).await;
+    scene.wait_number(NOTES, 1).await;
+    always(Duration::from_secs(7), "the loop ticks", async || {
+        let (_, status) = relay.get("/status").await.unwrap();
+        let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+        status["last_tick_seconds"].as_f64().unwrap() < 5.0
+    })
+    .await;
+    holder.batch_execute("ROLLBACK").await.unwrap();
+    relay.wait_ready().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_session_survives_a_lock_of_the_whole_table() {
     /// Longer than the server may be silent.

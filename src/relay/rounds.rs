@@ -16,11 +16,11 @@ use super::prepare::{self, Ground, answered};
 use super::session::{self, Leg};
 use super::stages::{Progress, Streaming};
 use super::take::Taken;
-use super::{Relay, Setback, deliver, drain};
+use super::{Relay, Setback, beating, deliver, drain};
 use crate::flow::event::Change;
 use crate::flow::lsn::Lsn;
 use crate::postgres::connect::{self, Target};
-use crate::postgres::outbox::{Tables, WaitingRows};
+use crate::postgres::outbox::{StateRow, Tables, WaitingRows};
 use crate::postgres::{describe, slot, waits};
 use crate::telemetry::health::{Condition, Health};
 
@@ -45,7 +45,7 @@ pub async fn run(
     mut making: Making,
 ) -> Result<Taken, Setback> {
     let (slot, held) = (&relay.settings.source.slot, making.held);
-    let state = ground.state(slot).read().await?;
+    let state = read_state(relay, ground).await?;
     let (progress, sent) = Progress::of_rounds();
     let streaming = stream(relay, ground, sent, making.little.clone());
     let stop = streaming.stop.clone();
@@ -64,12 +64,19 @@ pub async fn run(
     let leg = Leg { streaming, progress, drain: None, fence, timeout: held.timeout, state, confirmed, horizon };
     match session::flow(relay, nats, ground, leg, made).await {
         // The rounds have moved the row on.
-        Ok(taken) => Ok(Taken { state: ground.state(slot).read().await?, ..taken }),
+        Ok(taken) => Ok(Taken { state: read_state(relay, ground).await?, ..taken }),
         Err(setback) => {
             making.give_up(ground).await;
             Err(setback)
         }
     }
+}
+
+/// The relay's row of state as it is now.
+async fn read_state(relay: &Relay, ground: &Ground) -> Result<StateRow, Setback> {
+    let state = ground.state(&relay.settings.source.slot);
+    let read = answered("the relay's row of state was read", async { Ok(state.read().await?) });
+    beating(&relay.pulse, read).await
 }
 
 /// Starts to read rounds, where a session otherwise streams the log.

@@ -1,9 +1,11 @@
 //! One session: from checked servers over the taken slot to the last settled event. Whatever breaks ends the session,
 //! and the next one begins from what the table and the slot say.
 
+use std::pin::pin;
 use std::sync::atomic::Ordering as Atomic;
 use std::time::{Duration, Instant};
 
+use futures_util::future::{Either, select};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
@@ -56,7 +58,8 @@ async fn hold(relay: &Relay, nats: &mut deliver::Nats, ground: &Ground, claim: C
         // Rows may have been written that the log does not show. Not before all that belongs to this session has ended:
         // the end of its own drain says the opposite.
         let state = ground.state(&relay.settings.source.slot);
-        answered("a change was noted", async { Ok(state.set_needs_drain(true).await?) }).await?;
+        let note = answered("a change was noted", async { Ok(state.set_needs_drain(true).await?) });
+        beating(&relay.pulse, note).await?;
     }
     ended
 }
@@ -124,7 +127,7 @@ pub async fn flow<T>(
     let Begun { delivery, known, proof_after, stream_created } = match begun {
         Ok(begun) => begun,
         Err(setback) => {
-            streaming.end(relay, ground).await?;
+            beating(&relay.pulse, streaming.end(relay, ground)).await?;
             return Err(setback);
         }
     };
@@ -148,9 +151,13 @@ pub async fn flow<T>(
     };
     relay.health.set(State::Running);
     let deliver = Box::pin(Deliver::new(delivery, known, nats, shared, wiring).run());
-    let (next_token, beside) = tokio::join!(deliver, beside);
+    // Delivery has its own beat. What goes on beside it may end later.
+    let (next_token, beside) = match select(deliver, pin!(beside)).await {
+        Either::Left((next_token, beside)) => (next_token, beating(&relay.pulse, beside).await),
+        Either::Right((beside, deliver)) => (deliver.await, beside),
+    };
     relay.metrics.forget_delivery();
-    let ended = stages.finish(relay, ground).await;
+    let ended = beating(&relay.pulse, stages.finish(relay, ground)).await;
     relay.next_token.store(next_token, Atomic::Relaxed);
     let value = beside?;
     ended?;

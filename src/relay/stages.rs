@@ -11,9 +11,9 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::announce::{self, Announcer};
 use super::drain::Drain;
-use super::prepare::{self, Ground};
+use super::prepare::{self, Ground, answered};
 use super::writeback::{Backlog, WritebackStage};
-use super::{Relay, Setback, beating, deliver, make};
+use super::{Relay, Setback, deliver, make};
 use crate::flow::delivery::Limits;
 use crate::flow::event::Change;
 use crate::flow::lsn::Lsn;
@@ -205,16 +205,13 @@ impl Stages {
     /// Brings the stages to their end, once delivery has ended. An outcome that is known is written before the next
     /// session reads the table, and the last position is confirmed.
     pub async fn finish(mut self, relay: &Relay, ground: &Ground) -> Result<(), Setback> {
-        let rest = async {
-            let _ = self.reconciler.await;
-            let ended = async { while self.beside.join_next().await.is_some() {} };
-            if tokio::time::timeout(PATIENCE, ended).await.is_err() {
-                // PostgreSQL does not answer them. What they had begun is begun again when its lease ends.
-                self.beside.shutdown().await;
-            }
-            let _ = self.writeback.await;
-        };
-        beating(&relay.pulse, rest).await;
+        let _ = self.reconciler.await;
+        let ended = async { while self.beside.join_next().await.is_some() {} };
+        if tokio::time::timeout(PATIENCE, ended).await.is_err() {
+            // PostgreSQL does not answer them. What they had begun is begun again when its lease ends.
+            self.beside.shutdown().await;
+        }
+        let _ = self.writeback.await;
         if let Some(announcements) = self.announcements {
             announce::finish(announcements).await;
         }
@@ -227,7 +224,7 @@ impl Stages {
 async fn end_stream(stream: JoinHandle<Result<(), WalError>>, relay: &Relay, ground: &Ground) -> Result<(), Setback> {
     let ended = stream.await.unwrap_or(Err(WalError::Closed));
     if ended.as_ref().is_err_and(WalError::needs_new_slot) {
-        give_slot_up(relay, ground).await?;
+        answered("the slot was given up", give_slot_up(relay, ground)).await?;
     }
     Ok(ended?)
 }

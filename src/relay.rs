@@ -150,6 +150,12 @@ enum Setback {
     /// Does not pass without an operator.
     #[error("{0}")]
     Fatal(String),
+    /// PostgreSQL does not answer, or has ended a connection.
+    #[error("{0}")]
+    PostgresLost(String),
+    /// The slot is not ours any more, or cannot be used.
+    #[error("{0}")]
+    SlotLost(&'static str),
     #[error(transparent)]
     Connect(#[from] ConnectError),
     #[error(transparent)]
@@ -169,11 +175,29 @@ enum Setback {
 impl Setback {
     fn is_transient(&self) -> bool {
         match self {
-            Self::Transient(_) | Self::TooMuchRetained | Self::SourceChanged => true,
+            Self::Transient(_)
+            | Self::PostgresLost(_)
+            | Self::SlotLost(_)
+            | Self::TooMuchRetained
+            | Self::SourceChanged => true,
             Self::Connect(error) => error.is_transient(),
             Self::Replication(error) => error.is_transient(),
             Self::Sql(error) | Self::Schema(MigrateError::Database { source: error, .. }) => may_pass(error),
             Self::Fatal(_) | Self::Schema(_) => false,
+        }
+    }
+
+    /// Under what the probes tell of it.
+    fn condition(&self) -> Condition {
+        match self {
+            Self::Connect(_)
+            | Self::Replication(_)
+            | Self::PostgresLost(_)
+            | Self::Sql(_)
+            | Self::Schema(MigrateError::Database { .. }) => Condition::PostgresDown,
+            Self::SlotLost(_) => Condition::Slot,
+            Self::SourceChanged => Condition::Source,
+            Self::Transient(_) | Self::Fatal(_) | Self::TooMuchRetained | Self::Schema(_) => Condition::Session,
         }
     }
 }
@@ -336,10 +360,27 @@ async fn recover(relay: &Relay, setback: Setback, wait: Duration, repeats: &mut 
         } else {
             debug!(reason, "the session did not begin, as before; the next one begins soon");
         }
-        relay.health.raise(Condition::PostgresDown, reason);
+        say_why(&relay.health, &setback);
         relay.metrics.reconnects.of(peer::POSTGRES).inc();
     }
     beating(&relay.pulse, relay.stop.run_until_cancelled(tokio::time::sleep(wait))).await;
+}
+
+/// Says why there is no session. What an earlier setback said of it holds no more.
+fn say_why(health: &Health, setback: &Setback) {
+    let condition = setback.condition();
+    for over in [Condition::PostgresDown, Condition::Session] {
+        if over != condition {
+            health.clear(over);
+        }
+    }
+    health.raise(condition, setback.to_string());
+}
+
+/// Takes back what [`say_why`] said: there is a session, or another relay has one.
+fn recovered(health: &Health) {
+    health.clear(Condition::PostgresDown);
+    health.clear(Condition::Session);
 }
 
 /// Keeps the pulse going while something is waited for that may honestly take long.
@@ -378,4 +419,41 @@ pub async fn migrate(settings: &Settings, dry_run: bool) -> Result<Report, RunEr
     let report = migrate::migrate(&mut connection.client, &settings.source.table, dry_run).await?;
     connection.close().await;
     Ok(report)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_setback_is_told_as_what_it_is_and_until_the_next_one() {
+        let health = Health::default();
+        let raised = || {
+            let all = [Condition::PostgresDown, Condition::Session, Condition::Slot, Condition::Source];
+            all.into_iter().filter(|condition| health.is_raised(*condition)).collect::<Vec<_>>()
+        };
+        say_why(&health, &Setback::PostgresLost("PostgreSQL did not answer".to_owned()));
+        assert_eq!(raised(), [Condition::PostgresDown]);
+        say_why(&health, &Setback::Transient("the stream was made anew".to_owned()));
+        assert_eq!(raised(), [Condition::Session]);
+        say_why(&health, &Setback::Replication(WalError::Closed));
+        assert_eq!(raised(), [Condition::PostgresDown]);
+        say_why(&health, &Setback::SourceChanged);
+        assert_eq!(raised(), [Condition::Source]);
+        say_why(&health, &Setback::Fatal("the role lacks privileges".to_owned()));
+        assert_eq!(raised(), [Condition::Session, Condition::Source]);
+        recovered(&health);
+        assert_eq!(raised(), [Condition::Source]);
+    }
+
+    #[tokio::test]
+    async fn who_waits_for_long_lives() {
+        let pulse = Pulse::of_age(Duration::from_mins(1));
+        let ticked = async {
+            while pulse.age() > Duration::from_secs(30) {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(5), beating(&pulse, ticked)).await.unwrap();
+    }
 }

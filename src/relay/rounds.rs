@@ -174,7 +174,7 @@ impl Watch<'_> {
                     // Others may wait for an answer on this connection as well.
                     self.ground.control.driver.abandon();
                     let timeout = making.held.timeout;
-                    return Err(Setback::Transient(format!("PostgreSQL did not answer for {timeout:?}")));
+                    return Err(Setback::PostgresLost(format!("PostgreSQL did not answer for {timeout:?}")));
                 }
             }
             self.alive.send_replace(asked);
@@ -182,7 +182,7 @@ impl Watch<'_> {
                 made = making.made() => return made,
                 () = self.stop.cancelled() => return Err(Setback::Transient("a stage of the session ended".to_owned())),
                 reason = self.ground.control.driver.closed() => {
-                    return Err(Setback::Transient(format!("PostgreSQL: {reason}")));
+                    return Err(Setback::PostgresLost(format!("PostgreSQL: {reason}")));
                 }
                 () = tokio::time::sleep(every) => {}
             }
@@ -195,7 +195,7 @@ impl Watch<'_> {
         let client = &self.ground.control.client;
         let found = slot::slot_info(client, self.slot).await?;
         if found.is_none_or(|info| info.active_pid != Some(pid)) {
-            return Err(Setback::Transient("the replication slot was lost while it was being made".to_owned()));
+            return Err(Setback::SlotLost("the replication slot was lost while it was being made"));
         }
         let waits = waits::for_old_transactions(client, pid).await?;
         let reason = match waits {

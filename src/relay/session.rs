@@ -17,14 +17,14 @@ use super::resume::{self, Begun};
 use super::stages::{Parts, Progress, Stages, Streaming};
 use super::take::{self, Claim, Taken};
 use super::watcher::Watcher;
-use super::{Relay, Setback, beating, rounds};
+use super::{Relay, Setback, beating, recovered, rounds};
 use crate::config::Ordering;
 use crate::flow::delivery::Limits;
 use crate::flow::lsn::Lsn;
 use crate::pause::Pause;
 use crate::postgres::connect::{self, Session};
 use crate::postgres::outbox::{RelayState, StateRow};
-use crate::telemetry::health::{Condition, State};
+use crate::telemetry::health::State;
 
 /// Runs one session. `Ok`: the relay was asked to stop.
 pub async fn run(relay: &mut Relay, nats: &mut deliver::Nats) -> Result<(), Setback> {
@@ -114,7 +114,7 @@ pub async fn flow<T>(
 ) -> Result<T, Setback> {
     let Leg { streaming, progress, drain, fence, timeout, state, confirmed, horizon } = leg;
     let limits = limits(relay);
-    relay.health.clear(Condition::PostgresDown);
+    recovered(&relay.health);
     // Before the stream is looked at over it.
     let epoch = nats.link.borrow().epoch;
     let begin = resume::begin(relay, nats, ground, (&state, confirmed, horizon), limits);
@@ -209,7 +209,7 @@ async fn note_drained(relay: &Relay, ground: &Ground) -> Result<(), Setback> {
     };
     // Longer than the statement's own limit, and shorter than a session may take to end.
     let noted = tokio::time::timeout(Duration::from_secs(15), note).await;
-    noted.unwrap_or_else(|_| Err(Setback::Transient("PostgreSQL does not answer".to_owned())))
+    noted.unwrap_or_else(|_| Err(Setback::PostgresLost("PostgreSQL does not answer".to_owned())))
 }
 
 /// The session that notes the end of a drain.

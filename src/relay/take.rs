@@ -9,7 +9,7 @@ use super::drain::Drain;
 use super::make::{self, Making};
 use super::prepare::{self, Ground, answered};
 use super::stages::{Progress, Streaming};
-use super::{Relay, Setback, gauges};
+use super::{Relay, Setback, gauges, recovered};
 use crate::flow::lsn::Lsn;
 use crate::postgres::connect::{self, Socket};
 use crate::postgres::outbox::StateRow;
@@ -82,7 +82,7 @@ pub async fn take_slot(relay: &mut Relay, ground: &Ground) -> Result<Option<Clai
         // A lost slot is shown until it is anew: the relay makes it, or an operator does.
         relay.metrics.slot.set_wal_status(found.as_ref().map(|info| &*info.wal_status));
         if let Some(holder) = found.as_ref().and_then(|info| info.active_pid) {
-            relay.health.clear(Condition::PostgresDown);
+            recovered(&relay.health);
             // What was wrong with the slot ended our session; the one that holds it now answers for it.
             relay.health.clear(Condition::Slot);
             relay.health.set(State::Standby);

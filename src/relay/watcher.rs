@@ -49,12 +49,14 @@ impl Watcher<'_> {
                 Err(_) => {
                     // Others may wait for an answer on this connection as well.
                     self.ground.control.driver.abandon();
-                    return self.end(lost(format!("PostgreSQL did not answer for {timeout:?}")));
+                    return self.end(Setback::PostgresLost(format!("PostgreSQL did not answer for {timeout:?}")));
                 }
             }
             tokio::select! {
                 () = self.stop.cancelled() => return Ok(()),
-                reason = self.ground.control.driver.closed() => return self.end(lost(format!("PostgreSQL: {reason}"))),
+                reason = self.ground.control.driver.closed() => {
+                    return self.end(Setback::PostgresLost(format!("PostgreSQL: {reason}")));
+                }
                 () = tokio::time::sleep(every) => {}
             }
         }
@@ -62,9 +64,8 @@ impl Watcher<'_> {
 
     async fn look(&self, source_seen: &mut Option<Instant>) -> Result<(), Setback> {
         let client = &self.ground.control.client;
-        let failed = |error| lost(format!("PostgreSQL: {}", describe(&error)));
         let asked = Instant::now();
-        match slot::slot_info(client, &self.source.slot).await.map_err(failed)? {
+        match slot::slot_info(client, &self.source.slot).await? {
             Some(info) if info.active_pid == Some(self.held.pid) => {
                 self.alive.send_replace(asked);
                 self.health.clear(Condition::Slot);
@@ -75,13 +76,13 @@ impl Watcher<'_> {
             }
             Some(info) if info.is_lost() => {
                 self.metrics.slot.set_wal_status(Some(&info.wal_status));
-                return Err(lost("the replication slot was invalidated"));
+                return Err(Setback::SlotLost("the replication slot was invalidated"));
             }
             Some(info) if info.active_pid.is_none() => {
-                return Err(lost("PostgreSQL ended the replication connection"));
+                return Err(Setback::PostgresLost("PostgreSQL ended the replication connection".to_owned()));
             }
-            Some(_) => return Err(lost("the replication slot was taken by someone else")),
-            None => return Err(lost("the replication slot was dropped")),
+            Some(_) => return Err(Setback::SlotLost("the replication slot was taken by someone else")),
+            None => return Err(Setback::SlotLost("the replication slot was dropped")),
         }
         if source_seen.is_none_or(|seen| asked.duration_since(seen) >= SOURCE_EVERY) {
             *source_seen = Some(asked);
@@ -91,7 +92,7 @@ impl Watcher<'_> {
                 Copies::default()
             });
             gauges::show_standbys(self.metrics, copies, self.source.failover);
-            let mark = publication::mark(client, &self.source.publication, &self.source.table).await.map_err(failed)?;
+            let mark = publication::mark(client, &self.source.publication, &self.source.table).await?;
             if mark != self.ground.mark {
                 return Err(Setback::SourceChanged);
             }
@@ -101,16 +102,11 @@ impl Watcher<'_> {
 
     /// Ends the session. The replication connection is closed at once: a server that shuts down waits for it.
     fn end(self, trouble: Setback) -> Result<(), Setback> {
-        let condition = match trouble {
-            // Said by who acts on it.
-            Setback::TooMuchRetained => None,
-            Setback::SourceChanged => Some(Condition::Source),
-            _ => Some(Condition::Slot),
-        };
-        if let Some(condition) = condition {
+        // Said by who acts on it.
+        if !matches!(trouble, Setback::TooMuchRetained) {
             let reason = trouble.to_string();
             warn!(reason, "the session ends");
-            self.health.raise(condition, reason);
+            self.health.raise(trouble.condition(), reason);
             self.metrics.forget_slot();
         }
         self.stop.cancel();
@@ -123,8 +119,4 @@ impl Watcher<'_> {
         let stuck = [Condition::NatsDown, Condition::Holding].into_iter().any(|what| self.health.is_raised(what));
         stuck && u64::try_from(info.lag_bytes).is_ok_and(|lag| lag > self.source.max_retained_wal)
     }
-}
-
-fn lost(reason: impl Into<String>) -> Setback {
-    Setback::Transient(reason.into())
 }

@@ -24,8 +24,10 @@ pub enum State {
 /// What can be wrong while the relay runs. Each may hold by itself, and several at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Condition {
-    /// A connection to PostgreSQL is down.
+    /// PostgreSQL cannot be reached, ended a connection, or refused a statement.
     PostgresDown,
+    /// The session ended, or does not begin, and no other condition says why.
+    Session,
     /// The slot is missing, lost, or cannot be used.
     Slot,
     /// The outbox table or its publication is not as it must be.
@@ -45,6 +47,7 @@ impl Condition {
     pub fn name(self) -> &'static str {
         match self {
             Self::PostgresDown => "postgres",
+            Self::Session => "session",
             Self::Slot => "slot",
             Self::Source => "source",
             Self::Locked => "lock",

@@ -36,8 +36,6 @@ pub enum Condition {
     Locked,
     /// The connection to NATS is down.
     NatsDown,
-    /// The stream is missing, unfit, or lost messages.
-    Stream,
     /// The pipeline holds: nothing is accepted, or too much waits.
     Holding,
 }
@@ -52,7 +50,6 @@ impl Condition {
             Self::Source => "source",
             Self::Locked => "lock",
             Self::NatsDown => "nats",
-            Self::Stream => "stream",
             Self::Holding => "delivery",
         }
     }

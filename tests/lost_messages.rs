@@ -133,6 +133,14 @@ async fn is_made_anew(version: NatsVersion) {
     wait_said(&relay, MADE_ANEW, 2).await;
     scene.wait_completed(13).await;
     assert_eq!(scene.ids().await, ["second1"]);
+    // It is not PostgreSQL that ended the sessions.
+    let status: serde_json::Value = serde_json::from_str(&relay.get("/status").await.unwrap().1).unwrap();
+    let faults = status["faults"].as_array().unwrap();
+    let about = |what| faults.iter().find(|fault| fault["about"] == what);
+    assert!(
+        about("session").is_some_and(|fault| fault["text"].as_str().unwrap().starts_with("the stream has gone back"))
+    );
+    assert_eq!(about("postgres"), None);
 }
 
 /// A relay that did not notice it at once may have left events before what the table names.

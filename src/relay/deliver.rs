@@ -13,6 +13,7 @@ mod stream;
 pub use guard::{IDS_MAX, Known};
 use lookup::Looked;
 use seam::Seam;
+pub use stream::Ended;
 use stream::Shown;
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -162,6 +163,8 @@ pub struct Deliver<'a> {
     pass: Option<(HashSet<u64>, usize, oneshot::Sender<usize>)>,
     /// Rows from the reconciler that are under way, by their tokens: none is taken in twice.
     rows: HashMap<u64, ByteString>,
+    /// What of the stream ends the session.
+    ended_by: Option<&'static str>,
 }
 
 impl<'a> Deliver<'a> {
@@ -195,12 +198,13 @@ impl<'a> Deliver<'a> {
             asked: None,
             pass: None,
             rows: HashMap::new(),
+            ended_by: None,
         }
     }
 
     /// Runs until `stop`, or until another stage ends; then waits until what was sent has its outcome, for as long as
-    /// an acknowledgement may take. Returns the next free token.
-    pub async fn run(mut self) -> u64 {
+    /// an acknowledgement may take.
+    pub async fn run(mut self) -> Ended {
         let mut replies = Vec::with_capacity(REPLIES_AT_A_TIME);
         let mut link = self.nats.link.clone();
         link.mark_changed();
@@ -251,7 +255,7 @@ impl<'a> Deliver<'a> {
         self.tell();
         // Where another stage has died, the rest of the session ends as well.
         stop.cancel();
-        self.delivery.next_token()
+        Ended { next_token: self.delivery.next_token(), why: self.ended_by }
     }
 
     /// These events are no longer under way.

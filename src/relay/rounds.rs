@@ -64,7 +64,7 @@ pub async fn run(
     let leg = Leg { streaming, progress, drain: None, fence, timeout: held.timeout, state, confirmed, horizon };
     match session::flow(relay, nats, ground, leg, made).await {
         // The rounds have moved the row on.
-        Ok(taken) => Ok(Taken { state: read_state(relay, ground).await?, ..taken }),
+        Ok((taken, _)) => Ok(Taken { state: read_state(relay, ground).await?, ..taken }),
         Err(setback) => {
             making.give_up(ground).await;
             Err(setback)

@@ -83,8 +83,8 @@ async fn stream(relay: &Relay, nats: &mut deliver::Nats, ground: &Ground, taken:
     let drained = clear_needs_drain(relay, ground, seam, progress.safe.subscribe(), streaming.stop.clone());
     let beside = async { tokio::join!(watcher.run(), drained).0 };
     let leg = Leg { streaming, progress, drain, fence, timeout: held.timeout, state, confirmed, horizon: None };
-    Box::pin(flow(relay, nats, ground, leg, beside)).await?;
-    Err(Setback::Transient("a stage of the session ended".to_owned()))
+    let ((), why) = Box::pin(flow(relay, nats, ground, leg, beside)).await?;
+    Err(Setback::Transient(why.unwrap_or("a stage of the session ended").to_owned()))
 }
 
 /// What rows flow from, and where they begin.
@@ -104,14 +104,14 @@ pub struct Leg {
 }
 
 /// Lets rows flow until something ends, and brings what was sent to its end. What goes on beside it has to end with the
-/// streaming's `stop`.
+/// streaming's `stop`. Returns what that gave, and what of the stream ended it.
 pub async fn flow<T>(
     relay: &Relay,
     nats: &mut deliver::Nats,
     ground: &Ground,
     leg: Leg,
     beside: impl Future<Output = Result<T, Setback>>,
-) -> Result<T, Setback> {
+) -> Result<(T, Option<&'static str>), Setback> {
     let Leg { streaming, progress, drain, fence, timeout, state, confirmed, horizon } = leg;
     let limits = limits(relay);
     recovered(&relay.health);
@@ -152,8 +152,8 @@ pub async fn flow<T>(
     relay.health.set(State::Running);
     let deliver = Box::pin(Deliver::new(delivery, known, nats, shared, wiring).run());
     // Delivery has its own beat. What goes on beside it may end later.
-    let (next_token, beside) = match select(deliver, pin!(beside)).await {
-        Either::Left((next_token, beside)) => (next_token, beating(&relay.pulse, beside).await),
+    let (deliver::Ended { next_token, why }, beside) = match select(deliver, pin!(beside)).await {
+        Either::Left((ended, beside)) => (ended, beating(&relay.pulse, beside).await),
         Either::Right((beside, deliver)) => (deliver.await, beside),
     };
     relay.metrics.forget_delivery();
@@ -161,7 +161,7 @@ pub async fn flow<T>(
     relay.next_token.store(next_token, Atomic::Relaxed);
     let value = beside?;
     ended?;
-    Ok(value)
+    Ok((value, why))
 }
 
 fn limits(relay: &Relay) -> Limits {

@@ -12,6 +12,14 @@ use crate::nats::stream::{Stream, StreamFacts};
 /// For how long a leader that was just elected may not show its last messages.
 const SHOWN: Duration = Duration::from_secs(1);
 
+/// How the stage ended.
+pub struct Ended {
+    /// The first token that no event had.
+    pub next_token: u64,
+    /// What of the stream ended it, and so the session.
+    pub why: Option<&'static str>,
+}
+
 /// What the stream tells of itself, and the sequence that it was known to have reached when it was asked: by the time that
 /// it is heard, more may be stored.
 pub(super) struct Shown {
@@ -55,7 +63,7 @@ impl Deliver<'_> {
     pub(super) fn is_as_it_was(&mut self, Shown { facts, newest }: &Shown) -> bool {
         if facts.created_as_noted() != self.shared.stream_created {
             warn!("the stream was made anew; the session ends, and the next one begins with that");
-            self.wiring.stop.cancel();
+            self.end_session("the stream was made anew");
             return false;
         }
         let whole = facts.last_sequence >= *newest;
@@ -69,6 +77,11 @@ impl Deliver<'_> {
     /// session ends, and the next one begins with a look further back.
     pub(super) fn stream_went_back(&mut self) {
         self.nats.went_back = true;
+        self.end_session("the stream has gone back behind what it had reached");
+    }
+
+    fn end_session(&mut self, why: &'static str) {
+        self.ended_by.get_or_insert(why);
         self.wiring.stop.cancel();
     }
 }

@@ -13,6 +13,7 @@ mod reach;
 mod resume;
 mod rounds;
 mod session;
+mod setback;
 mod stages;
 mod take;
 pub mod verify;
@@ -29,13 +30,14 @@ use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
+use setback::{Setback, say_why};
+
 use crate::admin::{Admin, AdminError};
 use crate::config::Settings;
 use crate::flow::route::{CompensationRoute, Router};
 use crate::pause::{Pause, Repeats};
 use crate::postgres::connect::{self, ConnectError, Target};
 use crate::postgres::migrate::MigrateError;
-use crate::postgres::wal::WalError;
 use crate::telemetry::health::{Condition, Health, Pulse, State};
 use crate::telemetry::metrics::{Metrics, peer};
 use crate::telemetry::status::Board;
@@ -71,73 +73,6 @@ impl RunError {
             Self::Failed(_) | Self::Admin(_) | Self::Connect(_) | Self::Migrate(_) => 1,
         }
     }
-}
-
-/// Why a session ended, or did not begin.
-#[derive(Debug, thiserror::Error)]
-enum Setback {
-    /// Passes: the next session may work.
-    #[error("{0}")]
-    Transient(String),
-    /// Does not pass without an operator.
-    #[error("{0}")]
-    Fatal(String),
-    /// PostgreSQL does not answer, or has ended a connection.
-    #[error("{0}")]
-    PostgresLost(String),
-    /// The slot is not ours any more, or cannot be used.
-    #[error("{0}")]
-    SlotLost(&'static str),
-    #[error(transparent)]
-    Connect(#[from] ConnectError),
-    #[error(transparent)]
-    Replication(#[from] WalError),
-    /// Nothing can be delivered, and the log grows behind the slot.
-    #[error("the slot keeps more of the log than source.max_retained_wal while nothing can be delivered")]
-    TooMuchRetained,
-    /// What was inserted since may not be in the log.
-    #[error("the outbox table or its publication was changed or made anew; both are checked again")]
-    SourceChanged,
-    #[error("PostgreSQL: {}", crate::postgres::describe(.0))]
-    Sql(#[from] tokio_postgres::Error),
-    #[error(transparent)]
-    Schema(#[from] MigrateError),
-}
-
-impl Setback {
-    fn is_transient(&self) -> bool {
-        match self {
-            Self::Transient(_)
-            | Self::PostgresLost(_)
-            | Self::SlotLost(_)
-            | Self::TooMuchRetained
-            | Self::SourceChanged => true,
-            Self::Connect(error) => error.is_transient(),
-            Self::Replication(error) => error.is_transient(),
-            Self::Sql(error) | Self::Schema(MigrateError::Database { source: error, .. }) => may_pass(error),
-            Self::Fatal(_) | Self::Schema(_) => false,
-        }
-    }
-
-    /// Under what the probes tell of it.
-    fn condition(&self) -> Condition {
-        match self {
-            Self::Connect(_)
-            | Self::Replication(_)
-            | Self::PostgresLost(_)
-            | Self::Sql(_)
-            | Self::Schema(MigrateError::Database { .. }) => Condition::PostgresDown,
-            Self::SlotLost(_) => Condition::Slot,
-            Self::SourceChanged => Condition::Source,
-            Self::Transient(_) | Self::Fatal(_) | Self::TooMuchRetained | Self::Schema(_) => Condition::Session,
-        }
-    }
-}
-
-/// Whether a statement that the server refused may work later. Class 42: what is named does not exist, or may not be
-/// used.
-fn may_pass(error: &tokio_postgres::Error) -> bool {
-    !error.code().is_some_and(|code| code.code().starts_with("42"))
 }
 
 /// What outlives a session.
@@ -298,23 +233,6 @@ async fn recover(relay: &Relay, setback: Setback, wait: Duration, repeats: &mut 
     beating(&relay.pulse, relay.stop.run_until_cancelled(tokio::time::sleep(wait))).await;
 }
 
-/// Says why there is no session. What an earlier setback said of it holds no more.
-fn say_why(health: &Health, setback: &Setback) {
-    let condition = setback.condition();
-    for over in [Condition::PostgresDown, Condition::Session] {
-        if over != condition {
-            health.clear(over);
-        }
-    }
-    health.raise(condition, setback.to_string());
-}
-
-/// Takes back what [`say_why`] said: there is a session, or another relay has one.
-fn recovered(health: &Health) {
-    health.clear(Condition::PostgresDown);
-    health.clear(Condition::Session);
-}
-
 /// Keeps the pulse going while something is waited for that may honestly take long.
 async fn beating<T>(pulse: &Pulse, waited_for: impl Future<Output = T>) -> T {
     let mut beat = tokio::time::interval(Duration::from_secs(1));
@@ -344,27 +262,6 @@ async fn stop_on_signal(stop: CancellationToken) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_setback_is_told_as_what_it_is_and_until_the_next_one() {
-        let health = Health::default();
-        let raised = || {
-            let all = [Condition::PostgresDown, Condition::Session, Condition::Slot, Condition::Source];
-            all.into_iter().filter(|condition| health.is_raised(*condition)).collect::<Vec<_>>()
-        };
-        say_why(&health, &Setback::PostgresLost("PostgreSQL did not answer".to_owned()));
-        assert_eq!(raised(), [Condition::PostgresDown]);
-        say_why(&health, &Setback::Transient("the stream was made anew".to_owned()));
-        assert_eq!(raised(), [Condition::Session]);
-        say_why(&health, &Setback::Replication(WalError::Closed));
-        assert_eq!(raised(), [Condition::PostgresDown]);
-        say_why(&health, &Setback::SourceChanged);
-        assert_eq!(raised(), [Condition::Source]);
-        say_why(&health, &Setback::Fatal("the role lacks privileges".to_owned()));
-        assert_eq!(raised(), [Condition::Session, Condition::Source]);
-        recovered(&health);
-        assert_eq!(raised(), [Condition::Source]);
-    }
 
     #[tokio::test]
     async fn who_waits_for_long_lives() {

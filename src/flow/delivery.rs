@@ -25,7 +25,9 @@ use super::token::TokenMap;
 /// What bounds the events under way.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
+    /// How many may be under way at once.
     pub events: usize,
+    /// Bytes of them past which no more are taken in.
     pub bytes: u64,
     /// Whether events of one aggregate go one after the other.
     pub ordered: bool,
@@ -103,7 +105,9 @@ impl Stage {
 /// The event that is to be sent next.
 #[derive(Clone, Copy, Debug)]
 pub struct Next<'a> {
+    /// What its answer is known by.
     pub token: u64,
+    /// What to send, and where.
     pub parcel: &'a Parcel,
     first_sent: Option<Instant>,
     doubted: bool,
@@ -120,7 +124,9 @@ impl Next<'_> {
 /// An event with its address.
 #[derive(Debug)]
 pub struct Parcel {
+    /// What is sent.
     pub event: Event,
+    /// Where it is sent.
     pub subject: ByteString,
     /// Microseconds since 2000-01-01 UTC; `None` when the row came from the table.
     pub committed_at: Option<i64>,
@@ -129,6 +135,7 @@ pub struct Parcel {
 /// An event that the stream has.
 #[derive(Debug)]
 pub struct Accepted {
+    /// For its row.
     pub report: Report,
     /// Microseconds since 2000-01-01 UTC; `None` when the row came from the table.
     pub committed_at: Option<i64>,
@@ -139,6 +146,7 @@ pub struct Accepted {
 }
 
 impl Delivery {
+    /// Nothing under way, and no aggregate blocked.
     pub fn new(limits: Limits, start: Start) -> Self {
         Self {
             limits,

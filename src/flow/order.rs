@@ -10,12 +10,16 @@ use super::event::{Event, Outcome};
 /// An aggregate: what orders events among each other.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AggregateKey {
+    /// As in the row, if it has one.
     pub tenant_id: Option<ByteString>,
+    /// As in the row.
     pub aggregate_type: ByteString,
+    /// As in the row, within its type.
     pub aggregate_id: ByteString,
 }
 
 impl AggregateKey {
+    /// The aggregate of an event.
     pub fn of(event: &Event) -> Self {
         Self {
             tenant_id: event.tenant_id.clone(),
@@ -57,6 +61,7 @@ pub enum Pass {
 /// An aggregate that is blocked, as it stood when it was asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Blocked {
+    /// Which one.
     pub aggregate: AggregateKey,
     /// How many events were held behind it, or failed, so far.
     changes: u64,

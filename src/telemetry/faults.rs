@@ -19,9 +19,11 @@ pub(super) fn now() -> Timestamp {
 pub struct Fault {
     /// What it is about: `postgres`, `slot`, `nats`, `delivery`, …
     pub about: &'static str,
+    /// What went wrong: no row data, no secrets.
     pub text: String,
     /// How often it began.
     pub count: u64,
+    /// When it began first.
     pub first_at: Timestamp,
     /// When it began last.
     pub last_at: Timestamp,
@@ -63,6 +65,7 @@ impl Faults {
         }
     }
 
+    /// Those remembered, the one that began last at the front.
     pub fn newest_first(&self) -> Vec<Fault> {
         self.0.iter().rev().cloned().collect()
     }

@@ -12,12 +12,14 @@ use super::faults::{Fault, Faults};
 /// What the relay is doing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum State {
+    /// Between two sessions, or before the first.
     #[default]
     Starting,
     /// Holds the slot; rows flow.
     Running,
     /// Another relay holds the slot: ready to take over.
     Standby,
+    /// Was told to stop; what was sent comes to its end.
     Stopping,
 }
 
@@ -58,7 +60,9 @@ impl Condition {
 /// What the readiness probe answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Readiness {
+    /// Rows flow.
     Ready,
+    /// Another relay holds the slot, and this one can take over.
     Standby,
     /// The reasons, one a line.
     NotReady(String),
@@ -76,6 +80,7 @@ struct Inner {
 pub struct Health(Arc<watch::Sender<Inner>>);
 
 impl Health {
+    /// Says what the relay is doing.
     pub fn set(&self, state: State) {
         self.0.send_if_modified(|inner| std::mem::replace(&mut inner.state, state) != state);
     }
@@ -123,18 +128,22 @@ impl Health {
         self.0.borrow().faults.newest_first()
     }
 
+    /// What the relay is doing.
     pub fn state(&self) -> State {
         self.0.borrow().state
     }
 
+    /// Whether this is wrong at present.
     pub fn is_raised(&self, condition: Condition) -> bool {
         self.0.borrow().conditions.contains_key(&condition)
     }
 
+    /// Whether the relay was told to stop.
     pub fn is_stopping(&self) -> bool {
         self.0.borrow().state == State::Stopping
     }
 
+    /// What the readiness probe answers now. A relay that runs or stands by is ready when nothing is wrong.
     pub fn readiness(&self) -> Readiness {
         let inner = self.0.borrow();
         let mut reasons: Vec<&str> = Vec::new();
@@ -177,6 +186,7 @@ impl Default for Pulse {
 }
 
 impl Pulse {
+    /// The loop is alive.
     pub fn tick(&self) {
         self.last.store(self.since_start(), Ordering::Relaxed);
     }

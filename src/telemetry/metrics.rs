@@ -44,16 +44,23 @@ type Label = [(&'static str, &'static str); 1];
 #[derive(Clone, Debug)]
 pub struct Metrics {
     registry: Arc<Registry>,
+    /// Seconds from an event's commit to its acknowledgement.
     pub commit_to_ack: Histogram,
+    /// Events read from the log.
     pub decoded: Counter,
     /// By [`outcome`].
     pub publishes: Counters,
+    /// Seconds from a publish to its outcome.
     pub publish_duration: Histogram,
+    /// Publishes that wait for an outcome.
     pub in_flight: Gauge,
+    /// Seconds since the oldest event came whose outcome is not in the table.
     pub oldest_unconfirmed: Known,
     /// By [`status`].
     pub writeback_rows: Counters,
+    /// Seconds that a batch of rows takes to be written back.
     pub writeback_duration: Histogram,
+    /// Failed rows that were sent again.
     pub retries: Counter,
     /// By reason.
     pub dead_letters: Counters,
@@ -61,15 +68,20 @@ pub struct Metrics {
     pub compensations: Counters,
     /// When the reconciler last finished a pass, in seconds since the Unix epoch.
     pub reconcile_last_success: Known,
+    /// Events whose row was deleted before it could be written back.
     pub events_without_row: Counter,
+    /// Headers of rows that were left out.
     pub row_headers_dropped: Counter,
+    /// 1 while this relay holds the slot, otherwise 0.
     pub leader: Gauge,
     /// What `/readyz` answers: set when the metrics are asked for.
     pub ready: Gauge,
+    /// What the server tells of the slot.
     pub slot: Slot,
     /// By [`peer`].
     pub reconnects: Counters,
     outbox_rows: Family<Label, Known>,
+    /// What `/status` tells, and the page of metrics does not.
     pub live: Live,
 }
 
@@ -80,6 +92,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
+    /// Metrics that have counted nothing yet.
     pub fn new() -> Self {
         let mut registry = Registry::with_prefix(PREFIX);
         let r = &mut registry;

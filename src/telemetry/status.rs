@@ -22,8 +22,11 @@ const DANGER: f64 = 0.8;
 /// What is watched, and what it is. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Board {
+    /// What the probes tell of.
     pub health: Health,
+    /// The beat of the relay's loop.
     pub pulse: Pulse,
+    /// What the stages count.
     pub metrics: Metrics,
     facts: Arc<Facts>,
     history: Arc<Mutex<History>>,
@@ -44,12 +47,19 @@ struct Facts {
 /// The relay at a glance.
 #[derive(Clone, Debug, Serialize)]
 pub struct Status {
+    /// The relay's.
     pub version: &'static str,
+    /// When this was made, UTC.
     pub time: Timestamp,
+    /// When the relay started, UTC.
     pub started_at: Timestamp,
+    /// Whole seconds since then.
     pub uptime_seconds: u64,
+    /// As `schema.table`.
     pub table: String,
+    /// `source.publication`
     pub publication: String,
+    /// `nats.stream`
     pub stream: String,
     /// `starting`, `running`, `standby`, `stopping`.
     pub state: &'static str,
@@ -65,8 +75,11 @@ pub struct Status {
     pub last_tick_seconds: f64,
     /// In the order of the flow: `decode`, `route`, `publish`, `confirm`, `writeback`.
     pub stages: [Stage; 5],
+    /// The service level.
     pub delivery: Delivery,
+    /// The replication slot.
     pub slot: Slot,
+    /// Rows that wait in the table.
     pub rows: Rows,
     /// Since the start.
     pub dead_letters: Vec<Count>,
@@ -74,7 +87,9 @@ pub struct Status {
     pub compensations: Vec<Count>,
     /// Since the start.
     pub publishes: Vec<Count>,
+    /// Failed rows that were sent again since the start.
     pub retries: u64,
+    /// Events since the start whose row was deleted before it could be written back.
     pub events_without_row: u64,
     /// Since the start, by server.
     pub reconnects: Vec<Count>,
@@ -85,6 +100,7 @@ pub struct Status {
 /// One stage of the flow.
 #[derive(Clone, Debug, Serialize)]
 pub struct Stage {
+    /// As in [`Status::stages`].
     pub name: &'static str,
     /// Events since the start; of `confirm`, the position in bytes of the log.
     pub total: Option<u64>,
@@ -102,7 +118,9 @@ pub struct Stage {
 /// The service level, over the last minute.
 #[derive(Clone, Debug, Serialize)]
 pub struct Delivery {
+    /// Half of the events were acknowledged within so many seconds of their commit.
     pub commit_to_ack_p50_seconds: Option<f64>,
+    /// 99 of 100 were.
     pub commit_to_ack_p99_seconds: Option<f64>,
     /// Events that the stream got, second by second, the last one at the end.
     pub stored_per_second: Vec<f64>,
@@ -111,14 +129,19 @@ pub struct Delivery {
 /// The replication slot.
 #[derive(Clone, Debug, Serialize)]
 pub struct Slot {
+    /// `source.slot`
     pub name: String,
     /// `ok`, `danger`, `lost`, `unknown`.
     pub condition: &'static str,
     /// As `pg_replication_slots` has it.
     pub wal_status: Option<&'static str>,
+    /// Whether a relay reads through it.
     pub active: Option<bool>,
+    /// The position up to which it may be confirmed, as `0/16B3748`.
     pub confirmed_lsn: Option<String>,
+    /// Log written since the position that it has confirmed.
     pub confirmed_lag_bytes: Option<u64>,
+    /// Log that the server keeps for it.
     pub retained_wal_bytes: Option<u64>,
     /// What may still be written before the slot is in danger.
     pub safe_wal_bytes: Option<u64>,
@@ -142,19 +165,27 @@ pub struct Bound {
 /// Rows that wait in the table, as the last sweep saw them; each counted up to a bound.
 #[derive(Clone, Debug, Serialize)]
 pub struct Rows {
+    /// Wait for their turn, or for the time that their producer set.
     pub pending: Option<u64>,
+    /// Wait for a retry.
     pub failed: Option<u64>,
+    /// Wait behind a failed row of their aggregate.
     pub held: Option<u64>,
+    /// Dead letters that nobody has replayed or resolved.
     pub dead_letters_unhandled: Option<u64>,
 }
 
+/// How often something happened.
 #[derive(Clone, Debug, Serialize)]
 pub struct Count {
+    /// What: a label's value, as in the metrics.
     pub name: &'static str,
+    /// How often, since the start.
     pub count: u64,
 }
 
 impl Board {
+    /// Of a relay with these settings, which starts now.
     pub fn new(health: Health, pulse: Pulse, metrics: Metrics, settings: &Settings) -> Self {
         let source = &settings.source;
         let facts = Facts {

@@ -9,10 +9,13 @@ use crate::flow::order::{AggregateKey, Blocked, Pass, Turn};
 /// Why an event failed.
 #[derive(Clone, Debug)]
 pub struct Refusal {
+    /// The kind of failure, for the row's `error_code`.
     pub code: &'static str,
+    /// What happened, for the row's `error_message`.
     pub message: String,
     /// No later attempt can succeed.
     pub hopeless: bool,
+    /// When it was refused.
     pub at: Instant,
 }
 

@@ -19,6 +19,7 @@ impl Default for Known {
 }
 
 impl Known {
+    /// Sets the value; NaN is none.
     pub fn set(&self, value: f64) {
         self.0.store(value.to_bits(), Ordering::Relaxed);
     }
@@ -116,11 +117,13 @@ struct Spread {
 }
 
 impl Histogram {
+    /// `bounds`: the upper bounds of the buckets, ascending.
     pub fn new(bounds: &'static [f64]) -> Self {
         let counts = std::iter::repeat_with(AtomicU64::default).take(bounds.len() + 1).collect();
         Self(Arc::new(Spread { bounds, counts, sum: AtomicU64::new(0.0_f64.to_bits()) }))
     }
 
+    /// Counts a value.
     pub fn observe(&self, value: f64) {
         let place = self.0.bounds.partition_point(|bound| *bound < value);
         if let Some(count) = self.0.counts.get(place) {

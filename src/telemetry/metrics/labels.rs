@@ -2,6 +2,7 @@
 
 /// What became of a publish; labels of `publishes_total`.
 pub mod outcome {
+    /// The stream has it.
     pub const STORED: &str = "stored";
     /// The stream had it already.
     pub const DUPLICATE: &str = "duplicate";
@@ -14,16 +15,22 @@ pub mod outcome {
 
 /// What rows were marked as; labels of `writeback_rows_total`.
 pub mod status {
+    /// Delivered, and kept.
     pub const COMPLETED: &str = "completed";
+    /// Delivered, and deleted as `writeback.on_success` wants it.
     pub const DELETED: &str = "deleted";
+    /// Waits for a retry.
     pub const FAILED: &str = "failed";
+    /// Waits behind a failed row of its aggregate.
     pub const HELD: &str = "held";
+    /// Never tried again by itself.
     pub const DEAD_LETTER: &str = "dead_letter";
     pub(in super::super) const ALL: [&str; 5] = [COMPLETED, DELETED, FAILED, HELD, DEAD_LETTER];
 }
 
 /// What became of attempts at compensations; labels of `compensations_total`.
 pub mod compensation {
+    /// A service has done it.
     pub const RESOLVED: &str = "resolved";
     /// Counted; another attempt follows.
     pub const FAILED: &str = "failed";
@@ -36,7 +43,9 @@ pub mod compensation {
 
 /// Servers; labels of `reconnects_total`.
 pub mod peer {
+    /// PostgreSQL.
     pub const POSTGRES: &str = "postgres";
+    /// NATS.
     pub const NATS: &str = "nats";
     pub(in super::super) const ALL: [&str; 2] = [POSTGRES, NATS];
 }

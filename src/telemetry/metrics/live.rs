@@ -15,9 +15,11 @@ pub struct Live {
     pub decided: Known,
     /// Transactions with an event that has no outcome yet.
     pub transactions: Known,
-    /// Positions in the log, in bytes: its end, as far as it was read, and as far as it was confirmed.
+    /// Where the log ends: a position, in bytes, as are the next two.
     pub wal_end: Known,
+    /// As far as it was read.
     pub read: Known,
+    /// As far as it may be confirmed.
     pub confirmed: Known,
     /// The server's `max_slot_wal_keep_size`; no value when unlimited.
     pub keep_size: Known,

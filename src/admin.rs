@@ -43,6 +43,7 @@ pub struct Admin {
 }
 
 impl Admin {
+    /// Listens on the address; port 0 is any that is free.
     pub async fn bind(listen: SocketAddr, board: Board) -> Result<Self, AdminError> {
         let listener = TcpListener::bind(listen).await.map_err(|error| AdminError { listen, error })?;
         Ok(Self { listener, board })

@@ -15,6 +15,7 @@ pub struct Pause {
 }
 
 impl Pause {
+    /// `first` is the first pause and `longest` the longest, give or take a fifth.
     pub fn new(first: Duration, longest: Duration) -> Self {
         let backoff = ExponentialBackoff {
             current_interval: first,

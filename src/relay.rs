@@ -55,12 +55,16 @@ pub enum RunError {
     /// The settings cannot work, whatever the servers do. A restart does not mend it.
     #[error("{0}")]
     Unusable(String),
+    /// What the servers have, or allow, does not fit, and has to be mended there.
     #[error("{0}")]
     Failed(String),
+    /// `admin.listen` cannot be served.
     #[error(transparent)]
     Admin(#[from] AdminError),
+    /// PostgreSQL cannot be reached.
     #[error(transparent)]
     Connect(#[from] ConnectError),
+    /// The tables could not be brought up to date.
     #[error(transparent)]
     Migrate(#[from] MigrateError),
 }

@@ -14,6 +14,7 @@ pub struct Event {
     pub id: i64,
     /// The row's global id; becomes `Nats-Msg-Id`.
     pub event_id: ByteString,
+    /// As in the row, like the three that follow.
     pub tenant_id: Option<ByteString>,
     pub aggregate_type: ByteString,
     pub aggregate_id: ByteString,
@@ -28,6 +29,7 @@ pub struct Event {
     pub retry_count: i32,
     /// Attempts after which the row becomes a dead letter.
     pub max_retries: i32,
+    /// Where it was read.
     pub origin: Origin,
 }
 
@@ -106,10 +108,13 @@ pub enum Change {
 pub struct Report {
     /// The event under way, as [`super::delivery::Delivery`] numbers it.
     pub token: u64,
+    /// The row's primary key; 0 when it could not be read.
     pub id: i64,
+    /// The row's global id.
     pub event_id: ByteString,
     /// The transaction that inserted the row; `None` when the row was seen in the table.
     pub xid: Option<u32>,
+    /// What is to be written to the row.
     pub outcome: Outcome,
 }
 
@@ -136,6 +141,7 @@ impl Report {
 /// An event whose outcome is committed in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settled {
+    /// As in the report.
     pub token: u64,
     /// Its row is gone: should the log show the event again, only the stream can tell that it was sent.
     pub gone: bool,
@@ -177,9 +183,11 @@ impl Outcome {
 /// Why an event failed, and the event itself, in case that its row is gone.
 #[derive(Clone, Debug)]
 pub struct Rejection {
+    /// The event.
     pub event: Event,
     /// The kind of failure, for the row's `error_code`.
     pub code: &'static str,
+    /// What happened, for the row's `error_message`.
     pub message: String,
     /// When the row may be tried again; `None`: never, it becomes a dead letter at once.
     pub retry_in: Option<Duration>,

@@ -32,6 +32,7 @@ pub struct Router {
 pub struct TemplateError {
     /// `route.subject`, `route.source`, `nats.stream` or `compensation.subject`.
     pub key: &'static str,
+    /// What is wrong with it, and where.
     pub problem: String,
 }
 

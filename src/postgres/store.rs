@@ -15,8 +15,11 @@ use crate::config::TableName;
 /// An event to enqueue. The names must not be empty; the longest are 64, 128 and 128 characters.
 #[derive(Clone, Copy, Debug)]
 pub struct NewEvent<'a> {
+    /// The kind of thing that the event is about, as `order`.
     pub aggregate_type: &'a str,
+    /// Which one of them: events of one aggregate are delivered in the order of their commits.
     pub aggregate_id: &'a str,
+    /// What happened to it, as `placed`.
     pub event_type: &'a str,
     /// JSON text.
     pub payload: &'a str,
@@ -83,7 +86,9 @@ pub enum StoreError {
 pub struct ClaimedEvent {
     /// The row's primary key.
     pub id: i64,
+    /// The event's global id, by which consumers know it again.
     pub event_id: String,
+    /// As it was enqueued, like the four that follow.
     pub tenant_id: Option<String>,
     pub aggregate_type: String,
     pub aggregate_id: String,

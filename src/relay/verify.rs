@@ -35,7 +35,9 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// A point in time, by PostgreSQL's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
+    /// So long before now.
     Ago(Duration),
+    /// That time.
     At(Timestamp),
 }
 
@@ -53,34 +55,29 @@ pub struct Request {
 /// How far it is.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Step {
-    /// Rows are compared with the part of the stream from their time.
-    Comparing {
-        rows: u64,
-        share: f64,
-    },
-    /// What was not found there is looked for in the whole stream.
-    Searching {
-        rows: usize,
-        share: f64,
-    },
-    Repairing {
-        done: usize,
-        of: usize,
-    },
+    /// Rows are compared with the part of the stream from their time: how many were, and what share of the time is done
+    /// (0 to 1).
+    Comparing { rows: u64, share: f64 },
+    /// What was not found there is looked for in the whole stream, of which a share (0 to 1) was read.
+    Searching { rows: usize, share: f64 },
+    /// Missing events are sent again: so many of them are done.
+    Repairing { done: usize, of: usize },
     /// The stream calls events duplicates that it does not have: it still has to forget their ids.
-    Waiting {
-        events: usize,
-        at_most: Duration,
-    },
+    Waiting { events: usize, at_most: Duration },
 }
 
 /// What was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verified {
+    /// The stream that was compared.
     pub stream: String,
+    /// Rows created from here on were compared ...
     pub since: Timestamp,
+    /// ... up to here.
     pub until: Timestamp,
+    /// How many those were.
     pub rows: u64,
+    /// Events of them that the stream has.
     pub present: u64,
     /// Not there, but no longer to be expected under the stream's limits.
     pub expired: u64,
@@ -102,9 +99,13 @@ impl Verified {
 /// An event that was acknowledged and is not in the stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MissingEvent {
+    /// The row's primary key.
     pub id: i64,
+    /// Its global id.
     pub event_id: String,
+    /// When it was inserted.
     pub created_at: Timestamp,
+    /// When its acknowledgement was written back.
     pub processed_at: Timestamp,
     /// Where it stands now, if it was repaired.
     pub sequence: Option<u64>,
@@ -118,12 +119,16 @@ pub enum VerifyError {
     /// Comparing would prove nothing.
     #[error("{0}")]
     Unprovable(String),
+    /// The settings cannot work.
     #[error("{0}")]
     Settings(String),
+    /// NATS cannot be reached.
     #[error(transparent)]
     Nats(#[from] ConnectFault),
+    /// The stream cannot be asked, or takes nothing.
     #[error("stream {stream:?}: {failure}")]
     JetStream { stream: String, failure: Failure },
+    /// PostgreSQL refused a statement, or is away.
     #[error("PostgreSQL: {}", crate::postgres::describe(.0))]
     Sql(#[from] tokio_postgres::Error),
 }

@@ -78,6 +78,7 @@ impl<'a> Writeback<'a> {
         ("jit", "off"),
     ];
 
+    /// Prepares the statements, on a connection with [`Self::SESSION`]. It waits for locks of whole tables.
     pub async fn prepare(
         client: &'a Client,
         tables: &Tables,

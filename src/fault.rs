@@ -24,34 +24,46 @@ pub enum Class {
 /// and [`Failure::hint`] never show any.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
+    /// It was not sent.
     #[error("the connection to NATS is down")]
     Disconnected,
+    /// It was not sent.
     #[error("the connection to NATS takes no more messages: its queue is full")]
     SendQueueFull,
+    /// None came for as long as one may take (`delivery.ack_timeout`).
     #[error("no acknowledgement in time: stored or not, the outcome is unknown")]
     AckTimeout,
     /// A 503 status. What lies behind it must be asked (`nats::stream::why_no_responders`).
     #[error("nobody answers for the subject (503 no responders)")]
     NoResponders,
+    /// As the stream tells of itself.
     #[error("the stream has no leader")]
     NoLeader,
+    /// It is off, or its cluster incomplete. With the server's words, like the next ones.
     #[error("JetStream is not available: {0}")]
     JetStreamUnavailable(String),
+    /// It reached a limit under `discard: new` (10077).
     #[error("the stream is full: {0}")]
     StreamFull(String),
+    /// Mostly a full or failing disk (10077 for another reason).
     #[error("the server could not store the message: {0}")]
     StoreFailed(String),
+    /// A limit of JetStream's on the server, or of the account.
     #[error("the server or the account has no room left: {0}")]
     ResourcesExhausted(String),
+    /// The server does not run it (10118, 10194).
     #[error("the stream is offline: {0}")]
     StreamOffline(String),
+    /// Too much waits at the server (10167).
     #[error("the server takes no more requests at present: {0}")]
     TooManyRequests(String),
     /// The same message id is on its way through Raft (10158).
     #[error("the same event id is still being stored")]
     DuplicateInFlight,
+    /// With its name (10059).
     #[error("stream {0:?} does not exist")]
     StreamMissing(String),
+    /// It takes no messages ever again (10109).
     #[error("the stream is sealed")]
     StreamSealed,
     /// Under `discard_new_per_subject`.
@@ -63,26 +75,34 @@ pub enum Failure {
     /// Bytes.
     #[error("the headers are too large{}: at most 65535 bytes are allowed", size_text(*.size))]
     HeadersTooLarge { size: Option<usize> },
+    /// `action`: what the relay's user may not do, as `publish to`.
     #[error("permission denied to {action} {subject:?}")]
     PermissionDenied { action: &'static str, subject: String },
+    /// What lay behind [`Failure::NoResponders`].
     #[error("no stream listens to subject {0:?}, though the relay's stream exists")]
     NoStreamForSubject(String),
+    /// The acknowledgement is another stream's, or the stream's name did not match (10060).
     #[error("the subject belongs to another stream than {expected:?}{}", actual_text(.actual.as_deref()))]
     WrongStream { expected: String, actual: Option<String> },
+    /// With what is wrong.
     #[error("the subject is not legal: {0}")]
     InvalidSubject(&'static str),
     /// Bytes.
     #[error("the subject is too long: {length} bytes, at most {limit} are allowed")]
     SubjectTooLong { length: usize, limit: usize },
+    /// With the reason.
     #[error("the row cannot be an event: {0}")]
     Undecodable(String),
+    /// With the reason.
     #[error("the event has no subject: {0}")]
     Unroutable(String),
     /// An error that tells of the stream's or the relay's settings, not of the message.
     #[error("the set-up does not allow it: {text} (error {code})")]
     SetUp { code: u64, text: String },
+    /// A JetStream error that is none of the above: its status decides.
     #[error("the server refused it: {text} (status {status}, error {code})")]
     UnknownApi { status: u64, code: u64, text: String },
+    /// With what is wrong.
     #[error("the server's answer is not understood: {0}")]
     UnknownAnswer(String),
 }

@@ -14,10 +14,13 @@ pub struct Event {
     pub id: i64,
     /// The row's global id; becomes `Nats-Msg-Id`.
     pub event_id: ByteString,
-    /// As in the row, like the three that follow.
+    /// As in the row.
     pub tenant_id: Option<ByteString>,
+    /// The kind of thing that the event is about.
     pub aggregate_type: ByteString,
+    /// Which one of them: events of one are sent in the order of their commits.
     pub aggregate_id: ByteString,
+    /// What happened to it.
     pub event_type: ByteString,
     /// The payload exactly as PostgreSQL prints the `jsonb`.
     pub payload: Bytes,

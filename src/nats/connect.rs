@@ -31,6 +31,7 @@ const RECONNECT_MAX: Duration = Duration::from_secs(4);
 /// How the connection stands.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Link {
+    /// Whether there is a connection.
     pub connected: bool,
     /// Rises by one with every connection made; the first is 1.
     pub epoch: u64,

@@ -18,6 +18,7 @@ use crate::fault::Failure;
 pub struct Received {
     /// When it was handed to the subscriber.
     pub at: Instant,
+    /// Where it was published.
     pub subject: String,
     /// `Nats-Msg-Id`; empty when there is none.
     pub id: String,

@@ -24,6 +24,7 @@ const NO_STREAM: &str = "outbox-relay-doctor-no.such.stream";
 /// The server that answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Server {
+    /// `server_name`, as it tells it.
     pub name: String,
     /// As `2.10.26`.
     pub version: String,

@@ -25,6 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// A stored message's place and its `Nats-Msg-Id`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredId {
+    /// Where it stands in the stream.
     pub sequence: u64,
     /// When it was stored, by the server's clock.
     pub stored_at: Timestamp,

@@ -15,8 +15,11 @@ pub use fitness::{Finding, Mend, SHORT_WINDOW, Unfit};
 /// When a stream forgets its messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retention {
+    /// By its limits of age, number and size alone.
     Limits,
+    /// By its limits, and once every consumer has acknowledged them; without consumers at once.
     Interest,
+    /// By its limits, and once a consumer has acknowledged them.
     WorkQueue,
     /// One that this version does not know.
     Other,
@@ -25,20 +28,25 @@ pub enum Retention {
 /// What the relay needs to know of its stream, as the server told last.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamFacts {
+    /// `nats.stream`
     pub name: String,
     /// Another time means another stream of the same name.
     pub created: jiff::Timestamp,
+    /// Subjects and filters whose messages it takes.
     pub subjects: Vec<String>,
     /// The sequence of the oldest message; of the next one when there is none.
     pub first_sequence: u64,
     /// The sequence given last; 0 when none was.
     pub last_sequence: u64,
+    /// Messages that it holds.
     pub messages: u64,
     /// Bytes.
     pub bytes: u64,
+    /// For how long it knows a message's id again.
     pub duplicate_window: Duration,
     /// Bytes, headers included. `None`: only the server's `max_payload` counts.
     pub max_msg_size: Option<usize>,
+    /// When it forgets messages.
     pub retention: Retention,
     /// `None`: for ever.
     pub max_age: Option<Duration>,
@@ -48,6 +56,7 @@ pub struct StreamFacts {
     pub limited_per_subject: bool,
     /// When its oldest message was stored; `None` when it holds none.
     pub first_stored: Option<jiff::Timestamp>,
+    /// How many servers keep it.
     pub replicas: u64,
     /// In a cluster without a leader: `false`.
     pub has_leader: bool,

@@ -14,6 +14,7 @@ use crate::fault::Failure;
 /// A stream as it is, and as the settings want it.
 #[derive(Clone, Debug)]
 pub struct StreamPlan {
+    /// `nats.stream`
     pub stream: String,
     /// `None`: the stream is to be made.
     pub present: Option<Present>,
@@ -39,8 +40,10 @@ struct RawInfo {
 /// What a stream holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub struct Present {
+    /// Messages.
     #[serde(default)]
     pub messages: u64,
+    /// Bytes that they take.
     #[serde(default)]
     pub bytes: u64,
 }
@@ -52,6 +55,7 @@ pub struct Change {
     pub field: &'static str,
     /// `None`: there is no stream yet.
     pub present: Option<Limit>,
+    /// What the settings say.
     pub wanted: Limit,
     /// What it does beside changing the field.
     pub effect: Effect,
@@ -60,17 +64,22 @@ pub struct Change {
 /// The value of a field.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Limit {
+    /// In any order.
     Subjects(Vec<String>),
+    /// As of replicas.
     Count(u64),
     /// `None`: without end.
     Age(Option<Duration>),
+    /// `None`: any number.
     Bytes(Option<u64>),
+    /// `file` or `memory`.
     Storage(String),
 }
 
 /// What a change does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
+    /// Nothing else.
     None,
     /// Messages that exceed the new limit are deleted.
     Deletes,

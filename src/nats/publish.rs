@@ -43,6 +43,7 @@ pub struct Headers {
 }
 
 impl Headers {
+    /// None yet.
     pub fn new() -> Self {
         // About what the relay's own headers take.
         Self { lines: String::with_capacity(512), names: Vec::with_capacity(16), refused: 0 }
@@ -108,6 +109,7 @@ impl Headers {
 pub struct Reply {
     /// As given to [`Publisher::send`].
     pub token: u64,
+    /// Whether the stream has the message.
     pub result: Result<Ack, Failure>,
 }
 

@@ -18,8 +18,10 @@ pub enum Unanswered {
     /// It was not sent, or its answer cannot come; the service is not to blame.
     #[error("{0}")]
     NotSent(Failure),
+    /// At the moment: one may come.
     #[error("no service listens to the subject")]
     NoResponder,
+    /// It may have done what it was asked for all the same.
     #[error("no answer within {0:?}")]
     Silence(Duration),
     /// The service answered with an error (`Nats-Service-Error`).

@@ -33,6 +33,7 @@ pub enum StreamFault {
     /// It exists, or would have to be made, in a way that cannot work.
     #[error("{problem}; {fix}")]
     Unfit { problem: String, fix: Cow<'static, str> },
+    /// `action`: what the relay's user may not do, as `publish to`.
     #[error("the relay's user may not {action} {subject:?} on NATS; allow it in the permissions of its account")]
     Denied { action: &'static str, subject: String },
 }
@@ -50,6 +51,7 @@ impl StreamFault {
 /// What a look at the stream found.
 #[derive(Clone, Debug)]
 pub struct Examined {
+    /// What it tells of itself.
     pub facts: StreamFacts,
     /// Why it cannot carry an outbox, if so.
     pub unfit: Option<Unfit>,

@@ -88,11 +88,15 @@ pub struct ClaimedEvent {
     pub id: i64,
     /// The event's global id, by which consumers know it again.
     pub event_id: String,
-    /// As it was enqueued, like the four that follow.
+    /// As it was enqueued.
     pub tenant_id: Option<String>,
+    /// The kind of thing that the event is about.
     pub aggregate_type: String,
+    /// Which one of them.
     pub aggregate_id: String,
+    /// What happened to it.
     pub event_type: String,
+    /// As it was enqueued.
     pub deduplication_key: Option<String>,
     /// JSON text, exactly as PostgreSQL prints the `jsonb`.
     pub payload: String,

@@ -17,6 +17,7 @@ const SHORT_AGE: Duration = Duration::from_hours(24);
 pub struct Finding {
     /// A stable name.
     pub code: &'static str,
+    /// What "it", the stream, does, and what follows.
     pub text: String,
 }
 
@@ -25,7 +26,9 @@ pub struct Finding {
 pub struct Unfit {
     /// A stable name.
     pub code: &'static str,
+    /// What is wrong; it names the stream.
     pub problem: String,
+    /// What to do.
     pub mend: Mend,
 }
 
@@ -34,6 +37,7 @@ pub struct Unfit {
 pub enum Mend {
     /// A command of the NATS command line.
     Command(String),
+    /// What to do, in words.
     Advice(String),
 }
 

@@ -95,22 +95,23 @@ impl Metrics {
     /// Metrics that have counted nothing yet.
     pub fn new() -> Self {
         let mut registry = Registry::with_prefix(PREFIX);
-        let r = &mut registry;
-        let metrics = Self {
-            commit_to_ack: histogram(
+        let metrics = Self::registered(&mut registry);
+        tell_of_process(&mut registry);
+        Self { registry: Arc::new(registry), ..metrics }
+    }
+
+    /// All but the registry itself.
+    fn registered(r: &mut Registry) -> Self {
+        Self {
+            commit_to_ack: add(
                 r,
                 "commit_to_ack_seconds",
                 "Time from a row's commit to its acknowledgement by JetStream",
-                &DELIVERY_SECONDS,
+                Histogram::new(&DELIVERY_SECONDS),
             ),
             decoded: counter(r, "events_decoded", "Events read from the write-ahead log"),
             publishes: family(r, "publishes", "Publishes that have an outcome", "outcome", &outcome::ALL),
-            publish_duration: histogram(
-                r,
-                "publish_duration_seconds",
-                "Time from a publish to its outcome",
-                &REQUEST_SECONDS,
-            ),
+            publish_duration: request(r, "publish_duration_seconds", "Time from a publish to its outcome"),
             in_flight: gauge(r, "publishes_in_flight", "Publishes that wait for an outcome"),
             oldest_unconfirmed: known(
                 r,
@@ -118,11 +119,10 @@ impl Metrics {
                 "Age of the oldest event whose outcome is not in the table",
             ),
             writeback_rows: family(r, "writeback_rows", "Rows that were written back", "status", &status::ALL),
-            writeback_duration: histogram(
+            writeback_duration: request(
                 r,
                 "writeback_duration_seconds",
                 "Time that a batch of rows takes to be written back",
-                &REQUEST_SECONDS,
             ),
             retries: counter(r, "retries", "Failed rows that were sent again"),
             dead_letters: family(r, "dead_letters", "Rows that became dead letters", "reason", &[]),
@@ -160,9 +160,7 @@ impl Metrics {
             ),
             live: Live::default(),
             registry: Arc::default(),
-        };
-        tell_of_process(r);
-        Self { registry: Arc::new(registry), ..metrics }
+        }
     }
 
     /// Says how many rows wait, by [`waiting`].
@@ -224,8 +222,8 @@ fn known(registry: &mut Registry, name: &str, help: &str) -> Known {
     add(registry, name, help, Known::default())
 }
 
-fn histogram(registry: &mut Registry, name: &str, help: &str, bounds: &'static [f64]) -> Histogram {
-    add(registry, name, help, Histogram::new(bounds))
+fn request(registry: &mut Registry, name: &str, help: &str) -> Histogram {
+    add(registry, name, help, Histogram::new(&REQUEST_SECONDS))
 }
 
 fn family(registry: &mut Registry, name: &str, help: &str, label: &'static str, known: &[&'static str]) -> Counters {

@@ -32,6 +32,8 @@ pub enum Condition {
     Source,
     /// Someone else holds a lock on the outbox's tables.
     Locked,
+    /// PostgreSQL refuses the outcomes of some rows.
+    Refused,
     /// The connection to NATS is down.
     NatsDown,
     /// The stream is missing, unfit, or lost messages.
@@ -48,6 +50,7 @@ impl Condition {
             Self::Slot => "slot",
             Self::Source => "source",
             Self::Locked => "lock",
+            Self::Refused => "write-back",
             Self::NatsDown => "nats",
             Self::Stream => "stream",
             Self::Holding => "delivery",

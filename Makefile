@@ -35,7 +35,7 @@ lint: ## Check the format, clippy, and (where installed) cargo-deny and shellche
 	cargo clippy --locked --all-targets -- -D warnings
 	@if command -v cargo-deny >/dev/null; then set -x; cargo deny --offline check bans licenses sources; \
 	  else echo "cargo-deny is not installed: licenses and duplicates are not checked"; fi
-	@if command -v shellcheck >/dev/null; then set -x; shellcheck deploy/dev/fetch deploy/dev/with-servers .ci/run; \
+	@if command -v shellcheck >/dev/null; then set -x; xargs shellcheck <deploy/checks/scripts; \
 	  else echo "shellcheck is not installed: the scripts are not checked"; fi
 
 servers: ## Fetch the servers that the tests need (into .servers/, nothing is installed)

@@ -100,7 +100,12 @@ impl Metrics {
                 "Time from a row's commit to its acknowledgement by JetStream",
                 Histogram::new(&DELIVERY_SECONDS),
             ),
-            decoded: add(r, "events_decoded", "Events read from the write-ahead log", Counter::default()),
+            decoded: add(
+                r,
+                "events_decoded",
+                "Events read from the write-ahead log, or from the table in a drain",
+                Counter::default(),
+            ),
             publishes: family(r, "publishes", "Publishes that have an outcome", "outcome", &outcome::ALL),
             publish_duration: add(
                 r,
@@ -188,7 +193,13 @@ impl Metrics {
                 "Whether the server still keeps the WAL that the slot needs: 1 for the status that holds",
                 Family::default(),
             ),
-            reconnects: family(r, "reconnects", "Connections that were made again", "peer", &peer::ALL),
+            reconnects: family(
+                r,
+                "reconnects",
+                "Connections that were lost, or tried or made again; of PostgreSQL also sessions that ended",
+                "peer",
+                &peer::ALL,
+            ),
             outbox_rows: add(
                 r,
                 "outbox_rows",

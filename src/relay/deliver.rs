@@ -108,7 +108,7 @@ pub struct Shared<'a> {
     pub metrics: &'a Metrics,
     pub health: &'a Health,
     pub pulse: &'a Pulse,
-    /// What the resume guard may rely on; `None` where the stream forgets messages.
+    /// What the resume guard may rely on, as the stream told last; `None` where it forgets messages.
     pub proof_after: Option<Duration>,
     /// When the stream was created that the session began with, and the connection over which it was looked at.
     pub stream_created: SystemTime,
@@ -139,7 +139,8 @@ pub struct Deliver<'a> {
     known: Known,
     /// Asks the stream what became of events that were sent long ago.
     proof: Option<BoxFuture<'static, Result<(Shown, Known), Failure>>>,
-    /// The connection is a new one: nothing is sent before a look at the stream has shown that it is as it was.
+    /// The connection is a new one, or something is to be sent again: nothing is sent before a look at the stream has
+    /// shown that it is as it was, and how long it remembers.
     unseen: bool,
     look: Option<BoxFuture<'static, Result<Shown, Failure>>>,
     /// Nothing is sent before this time.

@@ -303,6 +303,11 @@ impl<'a> Deliver<'a> {
             return self.look_at_stream();
         }
         while let Some(next) = self.delivery.next_ready() {
+            // At each of them: the relay may be frozen between two.
+            let now = Instant::now();
+            if !self.is_leader(now) {
+                return;
+            }
             if self.shared.proof_after.is_some_and(|age| next.needs_proof(now, age)) {
                 return self.ask_for_copies();
             }

@@ -21,7 +21,7 @@
 //! 4. **The slot advances past a transaction only when the outcome of each of its events is committed in the
 //!    table**, or its row is proven deleted, or the transaction was left to the table under promise 5.
 //! 5. **The relay never fills the database's disk.** Past a bound, rows wait in the table instead of the log.
-//! 6. **Memory is bounded** by settings.
+//! 6. **Memory is bounded** by settings, but for at most 850,000 ids that a session reads from the stream at its start.
 //! 7. **It fails loudly and early**, and bad data never stops the flow.
 //!
 //! README.md says where each of them ends.

@@ -84,11 +84,11 @@ impl Reconciler {
     pub async fn run(self) {
         let mut pause = Pause::new(Duration::from_millis(200), Duration::from_secs(5));
         let stop = self.stop.clone();
-        let mut since = None;
+        let (mut since, mut sweep) = (None, Sweep::new());
         let work = async {
             loop {
                 match connect::sql(&self.target, &session("outbox-relay reconciler")).await {
-                    Ok(connection) => match self.serve(&connection, &mut since, &mut pause).await {
+                    Ok(connection) => match self.serve(&connection, &mut since, &mut sweep, &mut pause).await {
                         Interrupted::SessionEnded => return,
                         error @ Interrupted::Sql(_) => warn!(%error, "the reconciler starts over"),
                     },
@@ -101,7 +101,13 @@ impl Reconciler {
     }
 
     /// `since`: what was visible when the session began.
-    async fn serve(&self, connection: &SqlConnection, since: &mut Option<String>, pause: &mut Pause) -> Interrupted {
+    async fn serve(
+        &self,
+        connection: &SqlConnection,
+        since: &mut Option<String>,
+        sweep: &mut Sweep,
+        pause: &mut Pause,
+    ) -> Interrupted {
         let client = &connection.client;
         let since = match since {
             Some(since) => since,
@@ -111,9 +117,8 @@ impl Reconciler {
             },
         };
         let due = Due { client, tables: &self.tables, cap: self.cap, since };
-        let mut sweep = Sweep::new();
         loop {
-            match self.pass(due, &mut sweep).await {
+            match self.pass(due, sweep).await {
                 Ok(true) if self.ask(Ask::PassOver).await.is_err() => return Interrupted::SessionEnded,
                 Ok(_) => {}
                 Err(interrupted) => return interrupted,
@@ -128,8 +133,10 @@ impl Reconciler {
     /// One pass over everything that may be due. Returns whether it was whole.
     async fn pass(&self, due: Due<'_>, sweep: &mut Sweep) -> Result<bool, Interrupted> {
         self.send_due(due).await?;
-        self.sweep(due, sweep).await?;
+        // Before held rows leave, since it finds those that nothing blocks; but where it fails, they leave all the same.
+        let swept = self.sweep(due, sweep).await;
         let released = if self.ordered { self.release(due).await? } else { self.release_all(due).await? };
+        swept?;
         Ok(released && (sweep.over || self.horizon.is_none()))
     }
 

@@ -180,7 +180,7 @@ async fn serve(
         nats = tokio::select! {
             biased;
             reached = reach::reach(&relay, nats) => reached?,
-            () = away::keep_bounded(&relay) => None,
+            unfit = away::keep_bounded(&relay) => return Err(RunError::Failed(unfit.to_string())),
         };
         let Some(nats) = &mut nats else { break };
         let ran = std::mem::take(&mut relay.ran);

@@ -45,7 +45,7 @@ fn every_wrong_setting_has_its_own_error() {
         ("source.publication", &long, "63"),
         ("source.create", "yes", "true or false"),
         ("source.failover", "1", "true or false"),
-        ("source.max_retained_wal", "1MiB", "16MiB to"),
+        ("source.max_retained_wal", "1KiB", "1MiB to"),
         ("source.max_retained_wal", "much", "64MiB"),
         ("nats.url", "http://h", "nats://host:4222"),
         ("nats.url", "a,,b", "empty"),

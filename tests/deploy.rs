@@ -34,6 +34,22 @@ fn read(path: &str) -> String {
     fs::read_to_string(file(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
+/// The scripts of the shell below a folder, by their paths in the checkout.
+fn scripts(folder: &Path, found: &mut BTreeSet<String>) {
+    for entry in fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display())) {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            scripts(&path, found);
+        } else if fs::read(&path).is_ok_and(|bytes| {
+            let first = bytes.split(|byte| *byte == b'\n').next().unwrap_or_default();
+            first.starts_with(b"#!") && first.ends_with(b"sh")
+        }) {
+            let inside = path.strip_prefix(env!("CARGO_MANIFEST_DIR")).unwrap();
+            found.insert(inside.to_str().unwrap().to_owned());
+        }
+    }
+}
+
 /// Every word that begins so.
 fn words<'a>(text: &'a str, start: &str) -> BTreeSet<&'a str> {
     let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
@@ -136,6 +152,16 @@ fn addresses_and_times_agree_with_the_settings() {
     assert!(after(UNIT, "\nTimeoutStopSec=") > grace);
     assert!(after(COMPOSE, "stop_grace_period:") > grace);
     assert!(after(&read("helm/outbox-relay/values.yaml"), "\nterminationGracePeriodSeconds:") > grace);
+}
+
+#[test]
+fn every_script_is_checked() {
+    let mut found = BTreeSet::new();
+    for folder in [".ci", "benches", "deploy", "examples", "migrations", "src", "tests"] {
+        scripts(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder), &mut found);
+    }
+    let list = read("checks/scripts");
+    assert_eq!(list.lines().map(str::to_owned).collect::<BTreeSet<_>>(), found, "deploy/checks/scripts");
 }
 
 #[test]

@@ -57,3 +57,4 @@ mod stream_trouble;
 mod systemd;
 mod values;
 mod waiting;
+mod window;

@@ -85,6 +85,24 @@ async fn a_frozen_relay_that_wakes_after_its_successor_took_over_publishes_nothi
     assert_eq!(second.ended(), None);
 }
 
+/// Without a bound of its own the frozen relay would hold the slot for ever, while the log fills the disk.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_frozen_relay_is_succeeded_where_the_server_would_wait_for_ever() {
+    let postgres = Postgres::start(PgVersion::V15, &[("wal_sender_timeout", "0")]).await;
+    let space = Space::new();
+    let nats = Nats::shared(NatsVersion::V2_10).await;
+    let settings = RelaySettings::new(&postgres.url("postgres"), &nats.url()).within(&space);
+    settings.migrate().await;
+    let mut first = settings.start();
+    first.wait_ready().await;
+    let mut second = settings.start();
+    expect_standby(&mut second).await;
+    first.signal(Signal::STOP);
+    second.wait_ready().await;
+    first.signal(Signal::CONT);
+    expect_standby(&mut first).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_half_open_link_to_postgres_keeps_the_slot_for_no_longer_than_the_server_waits() {
     let postgres = Postgres::start(PgVersion::V15, &[("wal_sender_timeout", "3s")]).await;

@@ -70,6 +70,13 @@ const FAULTS: &[Fault] = &[
         &[ROLE],
         &["GRANT USAGE ON SCHEMA", "{role}"],
     ),
+    (
+        "no use of an adopted table's sequence",
+        "CREATE ROLE {role} LOGIN REPLICATION; {grants} CREATE SEQUENCE dead_ids;
+         ALTER TABLE outbox_dead_letter ALTER id DROP IDENTITY, ALTER id SET DEFAULT nextval('dead_ids')",
+        &[ROLE],
+        &["GRANT USAGE ON SEQUENCE dead_ids TO {role}"],
+    ),
     ("no replication", "CREATE ROLE {role} LOGIN; {grants}", &[ROLE], &["ALTER ROLE {role} REPLICATION"]),
     (
         "no right to make the publication",
@@ -172,6 +179,31 @@ async fn unmigrated_database_and_slot_of_another_are_told() {
     other.client().await.query_one(make, &[&other.slot]).await.unwrap();
     let taken = settings.set("source.slot", &other.slot);
     refused("a slot of another database", &taken, 1, &[&other.slot, "another database", "source.slot"]).await;
+}
+
+/// NATS is not waited for before PostgreSQL's faults are told.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_unmigrated_database_is_told_of_while_nats_is_away() {
+    let database = Postgres::shared(PgVersion::V15).await.database().await;
+    let nats = Nats::shared(NatsVersion::V2_10).await;
+    let away = format!("nats://127.0.0.1:{}", free_port());
+    let settings = RelaySettings::shared(&database, nats, &Space::new()).set("nats.url", &away);
+    refused("not migrated", &settings, 1, &["\"public\".\"outbox_events\"", "outbox-relay migrate"]).await;
+}
+
+/// Commands that go through a pooler would work on another outbox.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn addresses_of_two_servers_are_told() {
+    let (old, new) = (Postgres::shared(PgVersion::V15).await, Postgres::shared(PgVersion::V18).await);
+    let (commands, database) = (old.database().await, new.database().await);
+    let settings = RelaySettings::shared(&database, Nats::shared(NatsVersion::V2_15).await, &Space::new());
+    settings.migrate().await;
+    let url = &database.url();
+    let split = settings.set("postgres.url", &commands.url()).set("postgres.replication_url", url);
+    refused("two servers", &split, 1, &["postgres.url and postgres.replication_url reach different servers"]).await;
+    let mut relay = split.set("postgres.url", "postgres://postgres@127.0.0.1:1/none").start();
+    relay.wait_ready().await;
+    assert!(relay.log().contains("postgres.url, where commands go, does not answer"), "{}", relay.log());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -164,3 +164,70 @@ async fn very_many_rows_that_the_log_missed_are_sent_by_one_sweep() {
     scene.wait_completed(ROWS).await;
     assert_eq!(scene.count().await, u64::try_from(ROWS).unwrap());
 }
+
+/// Held rows wait for nothing that the sweep does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn held_rows_leave_though_every_sweep_fails() {
+    for postgres in PgVersion::ENDS {
+        let scene = Scene::on(postgres, NatsVersion::V2_15).await;
+        // Only the sweep calls the function, and a role that is no superuser may be forbidden to.
+        let (role, publication) = (format!("{}_relay", scene.database.name), &scene.database.publication);
+        let rows = insert("failed", "a", "null") + &insert("held", "a", "null") + &insert("behind", "a", "null");
+        scene
+            .sql(&format!(
+                "CREATE ROLE {role} LOGIN REPLICATION;
+                 GRANT ALL ON ALL TABLES IN SCHEMA public TO {role};
+                 CREATE PUBLICATION {publication} FOR TABLE outbox_events WITH (publish = 'insert');
+                 REVOKE EXECUTE ON FUNCTION hashtextextended(text, int8) FROM PUBLIC;
+                 {rows}
+                 UPDATE outbox_events SET next_retry_at = 'infinity';
+                 UPDATE outbox_events SET status = 'failed', next_retry_at = now() + interval '1 h'
+                   WHERE event_id = 'failed'"
+            ))
+            .await;
+        let url = scene.database.url().replace("postgres@", &format!("{role}@"));
+        let relay = scene.relay_with(&scene.settings.clone().set("postgres.url", &url)).await;
+        relay.wait_log("the reconciler starts over", READY).await;
+        scene.sql("UPDATE outbox_events SET next_retry_at = now() WHERE event_id = 'failed'").await;
+        scene.wait_completed(3).await;
+        assert_eq!(scene.ids().await, ["failed", "held", "behind"]);
+        assert!(relay.log().contains("hashtextextended"), "{}", relay.log());
+    }
+}
+
+/// On a slow disk a look at very many ids would take longer than a statement may, each time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_that_the_log_missed_are_found_where_a_look_at_many_takes_too_long() {
+    const ROWS: i64 = 60;
+    let scene = Scene::new().await;
+    // Some milliseconds for each row that is looked at.
+    scene
+        .sql(&format!(
+            "CREATE PUBLICATION {} FOR TABLE outbox_events WHERE (length(repeat(event_id, 60000)) > 0)
+             WITH (publish = 'insert')",
+            scene.database.publication
+        ))
+        .await;
+    assert!(scene.relay().await.terminate(READY).await.success());
+    scene
+        .sql(&format!(
+            "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, status)
+             SELECT i * 15000, 'order', i::text, 'paid', '{{}}', 'completed' FROM generate_series(1, {ROWS}) i;
+             UPDATE outbox_events SET status = 'pending'"
+        ))
+        .await;
+    let impatient = scene.database.client().await;
+    let impatient = tokio::spawn(async move {
+        let cancel = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity
+            WHERE datname = current_database() AND application_name = 'outbox-relay reconciler' AND state = 'active'
+              AND query LIKE '%UNION ALL%' AND clock_timestamp() > query_start + interval '200 ms'";
+        loop {
+            impatient.query(cancel, &[]).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+    let relay = scene.relay_with(&scene.settings.clone().set("reconcile.interval", "100ms")).await;
+    scene.wait_completed(ROWS).await;
+    impatient.abort();
+    assert!(relay.log().contains("canceling statement"), "no look took too long: {}", relay.log());
+}

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::report::{Report, number};
+use crate::scale::KEPT;
 
 /// The sign says on which side of the limit the figure must be.
 enum Limit {
@@ -19,10 +20,10 @@ const BARS: [(&str, &str, Limit); 8] = [
     ("latency/500", "p50, ms", Limit::Most(0.20)),
     ("latency/500", "p99, ms", Limit::Most(0.60)),
     ("drain/tcp/complete", "relay CPU, us/event", Limit::Most(6.0)),
-    ("scale/10000000 kept rows", "times an empty table", Limit::Least(0.9)),
+    (KEPT, "times an empty table", Limit::Least(0.9)),
 ];
 
-/// Peak resident memory, in MiB, of every case but that of held rows, and of that one.
+/// Peak resident memory, in MiB: of every case that bounds it, and of held rows.
 const MEMORY: [(&str, f64); 4] =
     [("drain/", 64.0), ("latency/", 64.0), ("memory/bounded/", 64.0), ("memory/held rows", 128.0)];
 

@@ -35,8 +35,8 @@ const PACES: [Pace; 6] = [
     Pace { name: "scale/latency of 512 KiB", bytes: 512 << 10, rate: 20, seconds: 5, long: true, ..BASE },
 ];
 
-/// Not measured: the first moments, in which connections, plans and caches are new.
-const WARM_UP: u32 = 20;
+/// Not measured: one event in so many, of the first moments, in which connections, plans and caches are new.
+const WARM_UP_SHARE: usize = 20;
 
 pub async fn run(plan: &Plan, site: &Site, report: &mut Report) {
     for _ in 0..plan.runs {
@@ -66,7 +66,7 @@ async fn measure(pace: &Pace, case: &Case<'_>, report: &mut Report) {
     assert_eq!(arrivals.len(), commits.len(), "every event arrives");
     let mut latencies = Vec::new();
     let mut commit_times = Vec::new();
-    for Commit { id, began, returned } in commits.iter().skip(commits.len() / WARM_UP as usize) {
+    for Commit { id, began, returned } in commits.iter().skip(commits.len() / WARM_UP_SHARE) {
         // Zero where the message came before the producer heard of its own commit.
         latencies.push(arrivals[id].saturating_duration_since(*returned).as_secs_f64() * 1e3);
         commit_times.push(returned.saturating_duration_since(*began).as_secs_f64() * 1e3);

@@ -1,7 +1,7 @@
 //! The relay end to end, on real servers: `make bench`. See benches/README.md for how to read what it prints.
 //!
 //! `BENCH_ONLY=drain/,latency/500` runs only what contains one of these words (`drain/tcp/complete$`: ends with it),
-//! `BENCH_RUNS` says how often each case is run (5), `BENCH_SCALE` by what the sizes are multiplied (1.0).
+//! `BENCH_RUNS` says how often what is repeated is run (5), `BENCH_SCALE` by what the sizes are multiplied (1.0).
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

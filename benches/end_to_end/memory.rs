@@ -29,7 +29,8 @@ pub async fn run(plan: &Plan, site: &Site, report: &mut Report) {
             "memory/bounded/waiting rows" => waiting_rows(&case, plan.sized(1_000_000)).await,
             "memory/bounded/NATS frozen" => nats_frozen(&case, plan.sized(100_000)).await,
             "memory/bounded/begun anew" => begun_anew(&case, plan.sized(1_000_000)).await,
-            _ => held_rows(&case, plan.sized(100_000)).await,
+            "memory/held rows" => held_rows(&case, plan.sized(100_000)).await,
+            other => unreachable!("{other} is no case"),
         };
         report.add(name, "peak resident, MiB", process::peak_mib(relay.pid()));
         drop(relay);

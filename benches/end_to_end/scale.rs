@@ -31,7 +31,7 @@ pub const AGGREGATES: [(&str, u64); 5] = [
 ];
 
 const EMPTY: &str = "scale/no kept rows";
-const KEPT: &str = "scale/10000000 kept rows";
+pub const KEPT: &str = "scale/10000000 kept rows";
 
 const SHARED: [(&str, usize); 2] = [("scale/shared by 1 relay", 1), ("scale/shared by 2 relays", 2)];
 

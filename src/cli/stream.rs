@@ -26,7 +26,7 @@ pub enum Stream {
         #[arg(long, value_enum, default_value_t)]
         output: Format,
     },
-    /// Make or change the stream, after showing the plan
+    /// Make the stream, or change it after showing the plan
     #[command(after_help = format!("{ABOUT}\n\nExample:\n  outbox-relay stream apply --nats-create-replicas 3 --yes"))]
     Apply {
         #[command(flatten)]
@@ -61,7 +61,10 @@ impl Stream {
                 if let Some(change) = plan.changes.iter().find(|change| change.effect == Effect::Impossible) {
                     return Err(Failure::Unfit(format!("{}{}", as_text(&plan), impossible(change))));
                 }
-                consent.ask(&as_text(&plan))?;
+                // A stream that is made takes nothing from anybody.
+                if plan.present.is_some() {
+                    consent.ask(&as_text(&plan))?;
+                }
                 stream.apply(&plan, &settings.nats.create).await?;
                 let done = if plan.present.is_some() { "changed" } else { "created" };
                 Ok(writeln!(out, "stream {} {done}", plan.stream)?)

@@ -103,7 +103,7 @@ pub const KEYS: &[Key] = &[
     key!(
         source.max_retained_wal = Some("1GiB"),
         "Past this much WAL behind the slot, while NATS is away, rows wait in the table instead",
-        |size| within(size, 16 * MIB, MOST_BYTES)
+        |size| within(size, MIB, MOST_BYTES)
     ),
     key!(
         nats.url = Some("nats://localhost:4222"),

@@ -1,4 +1,5 @@
-//! What `doctor` wants to know of NATS: who answers, and what the relay's user may do. Nothing here publishes.
+//! What `doctor` wants to know of NATS: who answers, and what the relay's user may do. What is published for that
+//! reaches nobody: the server must refuse it.
 
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// The beginning of subjects that servers use among themselves. They take no message that asks for its answer there.
 const RESERVED: &str = "_R_.outbox-relay-doctor";
 
-/// Both are what no stream is called.
+/// What no stream can be called: its name would have a dot.
 const NO_STREAM: &str = "outbox-relay-doctor-no.such.stream";
 
 /// The server that answers.

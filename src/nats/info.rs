@@ -78,6 +78,12 @@ impl StreamFacts {
     pub fn remembers(&self) -> bool {
         self.retention == Retention::Limits
     }
+
+    /// How long after an event was sent for the first time the stream is asked for it before it is sent again: half the
+    /// duplicate window. `None` where the stream forgets messages, and cannot tell.
+    pub fn proof_after(&self) -> Option<Duration> {
+        self.remembers().then_some(self.duplicate_window / 2)
+    }
 }
 
 /// The answer to `STREAM.INFO` and `STREAM.CREATE`. What Go leaves out or writes as null is `None`.

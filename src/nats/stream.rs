@@ -220,8 +220,6 @@ impl Stream {
 /// us.
 pub(super) fn config_to_create(name: &str, create: &config::NatsCreate) -> Value {
     let nanos = |duration: std::time::Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
-    // The server takes no window longer than the age.
-    let window = create.max_age.map_or(create.duplicate_window, |age| create.duplicate_window.min(age));
     json!({
         "name": name,
         "description": "events of an outbox table, from outbox-relay",
@@ -230,7 +228,7 @@ pub(super) fn config_to_create(name: &str, create: &config::NatsCreate) -> Value
         "discard": "old",
         "storage": match create.storage { Storage::File => "file", Storage::Memory => "memory" },
         "num_replicas": create.replicas,
-        "duplicate_window": nanos(window),
+        "duplicate_window": nanos(create.duplicate_window),
         "max_age": create.max_age.map_or(0, nanos),
         "max_bytes": create.max_bytes.and_then(|bytes| i64::try_from(bytes).ok()).unwrap_or(-1),
         "max_msgs": -1,

@@ -49,12 +49,15 @@ impl ServerFault {
     fn mend(&self) -> String {
         match self {
             Self::TooOld(_) | Self::Different(..) => String::new(),
-            Self::WalLevel(_) => "; run: ALTER SYSTEM SET wal_level = 'logical'; and restart PostgreSQL (managed \
-                services: rds.logical_replication = 1, cloudsql.logical_decoding = on)"
-                .to_owned(),
+            Self::WalLevel(_) => format!(
+                "; run: {}; and restart PostgreSQL (managed services: rds.logical_replication = 1, \
+                 cloudsql.logical_decoding = on)",
+                remedies::set_parameter("wal_level", "logical")
+            ),
             Self::Standby => ": name all hosts in postgres.url with target_session_attrs=read-write".to_owned(),
             Self::NoReplication(role) => {
-                format!("; run: {} (RDS: GRANT rds_replication TO {role})", remedies::let_replicate(role))
+                let (run, on_rds) = (remedies::let_replicate(role), remedies::let_replicate_on_rds(role));
+                format!("; run: {run} (RDS: {on_rds})")
             }
         }
     }

@@ -9,8 +9,8 @@ use bytes::{Buf, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 /// Read at a time. Events share the chunk that they were read into until they are sent, so a chunk is small beside
-/// the window of events in flight, and large beside a row. Chunks from 64 KiB on make the C library's allocator tidy up
-/// all of its memory whenever one is freed.
+/// the window of events in flight, and large beside a row; where most of it is not ours, `changes.rs` copies the row out
+/// of it. Chunks from 64 KiB on make the C library's allocator tidy up all of its memory whenever one is freed.
 const CHUNK_BYTES: usize = 48 * 1024;
 /// With less room than this a new chunk is begun.
 const LEAST_ROOM: usize = 8 * 1024;

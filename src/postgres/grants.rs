@@ -1,6 +1,6 @@
 //! What the connected role lacks, as statements that grant it.
 
-use tokio_postgres::types::Type;
+use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Error};
 
 use super::outbox::Tables;
@@ -51,6 +51,19 @@ pub async fn missing(client: &Client, tables: &Tables, delete: bool, compensate:
          WHERE c.oid = to_regclass($1) AND p.proname IN ('outbox_relay_compensate', 'create_compensation')
            AND NOT has_function_privilege(p.oid, 'EXECUTE') ORDER BY p.proname DESC";
     for row in client.query_typed(functions, &[(&tables.events, Type::TEXT)]).await? {
+        grants.push(row.try_get(0)?);
+    }
+    // Tables that were adopted may count by sequences of their own, which identity columns do without a privilege.
+    let sequences = "SELECT DISTINCT 'GRANT USAGE ON SEQUENCE ' || s.oid::regclass || ' TO ' || quote_ident(current_user)
+         FROM pg_attrdef d
+         JOIN pg_depend n ON n.classid = 'pg_attrdef'::regclass AND n.objid = d.oid AND n.refclassid = 'pg_class'::regclass
+         JOIN pg_class s ON s.oid = n.refobjid
+         WHERE d.adrelid IN (to_regclass($1), to_regclass($2))
+           AND CASE WHEN s.relkind = 'S' THEN NOT has_sequence_privilege(s.oid, 'USAGE, UPDATE') END
+         ORDER BY 1";
+    let written: [(&(dyn ToSql + Sync), Type); 2] =
+        [(&tables.dead_letter, Type::TEXT), (&tables.compensation, Type::TEXT)];
+    for row in client.query_typed(sequences, &written).await? {
         grants.push(row.try_get(0)?);
     }
     Ok(grants)

@@ -1,4 +1,5 @@
-//! Every statement on the outbox tables.
+//! What the relay, and operators at its desk, do with the outbox tables. Programs that enqueue or poll use
+//! [`store`](super::store).
 
 mod compensations;
 mod completed;

@@ -5,6 +5,7 @@
 
 use std::time::{Duration, Instant};
 
+use tokio_postgres::error::SqlState;
 use tracing::warn;
 
 use super::{Ask, Interrupted, PASS_ROWS, Reconciler};
@@ -15,6 +16,10 @@ use crate::telemetry::metrics::waiting;
 
 /// Rows looked at in one step, at most; the next one goes on behind them.
 const STEP_ROWS: usize = 10_000;
+/// Ids that one statement looks at, at most, however few of their rows have no outcome. On a slow disk that may still
+/// take too long: half as many are looked at next time, down to the least.
+const LOOK_IDS: i64 = 1_000_000;
+const LOOK_IDS_LEAST: i64 = 10_000;
 /// Steps are taken one after the other for about so long.
 const AT_A_TIME: Duration = Duration::from_secs(2);
 
@@ -22,6 +27,8 @@ const AT_A_TIME: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(super) struct Sweep {
     next: Instant,
+    /// Ids that one statement looks at.
+    ids: i64,
     /// Rows up to this id have an outcome, as far as they were there when the sweep passed them; `None` before the
     /// first one.
     low: Option<i64>,
@@ -56,6 +63,7 @@ impl Sweep {
     pub(super) fn new() -> Self {
         Self {
             next: Instant::now(),
+            ids: LOOK_IDS,
             low: None,
             again: Vec::new(),
             partitions: None,
@@ -88,10 +96,12 @@ impl Reconciler {
                 self.ask(Ask::Held(outbox::held_aggregates(due.client, due.tables).await?)).await?;
             }
         }
-        match sweep.seen.take_if(|look| passed(look.position)) {
-            Some(look) => self.send_missed(due, sweep, look).await,
-            None => Ok(()),
+        let Some(look) = sweep.seen.take_if(|look| passed(look.position)) else { return Ok(()) };
+        let sent = self.send_missed(due, sweep, &look).await;
+        if sent.is_err() {
+            sweep.seen = Some(look);
         }
+        sent
     }
 
     /// Notes the pending rows, and then where the log ends: what commits in between is not among the rows.
@@ -110,8 +120,12 @@ impl Reconciler {
         };
         let low = sweep.low.unwrap_or(0);
         let limit = STEP_ROWS.saturating_sub(sweep.again.len());
-        let (high, more) = due.reach(low).await?;
-        let rows = due.undated(low, high, limit, &sweep.again).await?;
+        let (high, more) = due.reach(low, sweep.ids).await?;
+        let rows = due.undated(low, high, limit, &sweep.again).await;
+        if rows.as_ref().is_err_and(|error| error.code() == Some(&SqlState::QUERY_CANCELED)) {
+            sweep.ids = (sweep.ids / 2).max(LOOK_IDS_LEAST);
+        }
+        let rows = rows?;
         let position = slot::current_wal(due.client).await?;
         let above: Vec<Seen> = rows.iter().filter(|seen| seen.id > low).copied().collect();
         // Up to which id all was looked at; `None`: to the end.
@@ -136,7 +150,7 @@ impl Reconciler {
     }
 
     /// Sends those of the rows that still have no outcome.
-    async fn send_missed(&self, due: Due<'_>, sweep: &mut Sweep, look: Look) -> Result<(), Interrupted> {
+    async fn send_missed(&self, due: Due<'_>, sweep: &mut Sweep, look: &Look) -> Result<(), Interrupted> {
         let mut whole = look.whole;
         for mut seen in look.rows.chunks(PASS_ROWS) {
             // In parts where their payloads are large.

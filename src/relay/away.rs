@@ -1,15 +1,16 @@
 //! While nothing can be delivered for long, the slot is kept within its bound: the log is confirmed, and rows wait in
 //! the table for the drain that the state row asks for.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, warn};
+use tracing::warn;
 
 use super::{Relay, Setback, gauges, prepare};
 use crate::flow::event::Change;
 use crate::flow::lsn::Lsn;
+use crate::pause::Repeats;
 use crate::postgres::changes::Assembler;
 use crate::postgres::connect::{self, SqlConnection};
 use crate::postgres::outbox::{RelayState, Tables};
@@ -21,19 +22,34 @@ const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// Batches of changes on their way to be passed over.
 const BATCHES: usize = 4;
 
-/// Keeps the slot within `source.max_retained_wal` for as long as it is polled. Never ends.
-pub async fn keep_bounded(relay: &Relay) {
+/// Keeps the slot within `source.max_retained_wal` for as long as it is polled. Ends when a relay that begins finds
+/// PostgreSQL unfit, which it need not wait for NATS to say.
+pub async fn keep_bounded(relay: &Relay) -> Setback {
+    let (mut repeats, mut fit) = (Repeats::default(), relay.ran);
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
-        if let Err(setback) = look(relay).await {
-            relay.metrics.forget_slot();
-            debug!(reason = %setback, "the slot cannot be looked at while NATS is away");
+        match look(relay, &mut fit).await {
+            Ok(()) => _ = repeats.end(),
+            Err(setback) if !setback.is_transient() && !relay.ran => return setback,
+            Err(setback) => {
+                relay.metrics.forget_slot();
+                let reason = setback.to_string();
+                if repeats.is_news(&reason, Instant::now()) {
+                    warn!(reason, "NATS is away, and the slot cannot be looked at either");
+                }
+            }
         }
     }
 }
 
-async fn look(relay: &Relay) -> Result<(), Setback> {
-    let control = connect::sql(&relay.postgres, &prepare::control_session()).await?;
+/// `fit`: PostgreSQL was found to have what a session needs.
+async fn look(relay: &Relay, fit: &mut bool) -> Result<(), Setback> {
+    let control = if *fit {
+        connect::sql(&relay.postgres, &prepare::control_session()).await?
+    } else {
+        prepare::check(relay).await?.control
+    };
+    *fit = true;
     let Some(info) = slot::slot_info(&control.client, &relay.settings.source.slot).await? else {
         relay.metrics.forget_slot();
         return Ok(());

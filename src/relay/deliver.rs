@@ -109,8 +109,8 @@ pub struct Shared<'a> {
     pub metrics: &'a Metrics,
     pub health: &'a Health,
     pub pulse: &'a Pulse,
-    /// After what time since it was first sent the stream is asked for a copy of an event before it is sent again; `None`
-    /// where the stream forgets messages.
+    /// After what time since it was first sent the stream is asked for a copy of an event before it is sent again, as the
+    /// stream told last; `None` where it forgets messages.
     pub proof_after: Option<Duration>,
     /// When the stream was created that the session began with, and the connection over which it was looked at.
     pub stream_created: SystemTime,
@@ -141,7 +141,8 @@ pub struct Deliver<'a> {
     known: Known,
     /// Asks the stream what became of events that were sent long ago.
     proof: Option<BoxFuture<'static, Result<(Shown, Known), Failure>>>,
-    /// The connection is a new one: nothing is sent before a look at the stream has shown that it is as it was.
+    /// The connection is a new one, or something is to be sent again: nothing is sent before a look at the stream has
+    /// shown that it is as it was, and how long it remembers.
     unseen: bool,
     look: Option<BoxFuture<'static, Result<Shown, Failure>>>,
     /// Nothing is sent before this time.
@@ -307,6 +308,11 @@ impl<'a> Deliver<'a> {
             return self.look_at_stream();
         }
         while let Some(next) = self.delivery.next_ready() {
+            // At each of them: the relay may be frozen between two.
+            let now = Instant::now();
+            if !self.is_leader(now) {
+                return;
+            }
             if self.shared.proof_after.is_some_and(|age| next.needs_proof(now, age)) {
                 return self.ask_for_copies();
             }

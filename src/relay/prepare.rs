@@ -23,6 +23,9 @@ pub const TIMEOUT: Duration = Duration::from_secs(30);
 /// How long one step before a session may take. A server that hangs is given up then.
 const ANSWER: Duration = Duration::from_secs(45);
 
+/// How long a pooler may take to say what stands behind it.
+const POOLER: Duration = Duration::from_secs(5);
+
 /// What a session stands on.
 pub struct Ground {
     /// For everything but streaming and write-back.
@@ -82,7 +85,10 @@ pub async fn check(relay: &Relay) -> Result<Ground, Setback> {
     let control = connect::sql(&relay.postgres, &control_session()).await?;
     let mut tables = Tables::of(&relay.settings.source.table);
     match inspect(relay, &control.client, &mut tables).await {
-        Ok((server, mark)) => Ok(Ground { control, server, tables, mark }),
+        Ok((server, mark)) => {
+            same_for_commands(&relay.settings, &server).await?;
+            Ok(Ground { control, server, tables, mark })
+        }
         Err(setback) => Err(told_of_locks(&control.client, &tables, setback).await),
     }
 }
@@ -114,6 +120,33 @@ async fn inspect(relay: &Relay, client: &Client, tables: &mut Tables) -> Result<
     }
     relay.health.clear(Condition::Source);
     Ok((server, mark))
+}
+
+/// Where the relay goes past a pooler: does that lead to the same server, for the commands that go through it? A pooler
+/// that cannot be asked keeps no relay from its work.
+async fn same_for_commands(settings: &Settings, server: &ServerFacts) -> Result<(), Setback> {
+    if settings.postgres.replication_url.is_none() {
+        return Ok(());
+    }
+    let target = super::postgres_target(settings).map_err(fatal)?;
+    let asked = async {
+        let connection = connect::sql(&target, &Session::new(super::APPLICATION)).await?;
+        Ok::<_, Setback>(checks::server_state(&connection.client).await?)
+    };
+    match tokio::time::timeout(POOLER, asked).await {
+        Ok(Ok(Some(state))) if state.identity != server.identity => {
+            Err(fatal(ServerFault::Different(state.identity, server.identity.clone())))
+        }
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(setback)) => {
+            warn!(reason = %setback, "postgres.url, where commands go, does not answer; the relay does without");
+            Ok(())
+        }
+        Err(_) => {
+            warn!("postgres.url, where commands go, did not answer for {POOLER:?}; the relay does without");
+            Ok(())
+        }
+    }
 }
 
 /// What is wrong with the tables, and the mend.

@@ -56,8 +56,7 @@ pub async fn begin(
     if limits.ordered {
         block_as_found(ground, &mut delivery).await?;
     }
-    let proof_after = facts.remembers().then_some(facts.duplicate_window / 2);
-    Ok(Begun { delivery, known, proof_after, stream_created: facts.created_as_noted() })
+    Ok(Begun { delivery, known, proof_after: facts.proof_after(), stream_created: facts.created_as_noted() })
 }
 
 /// Up to which sequence of this very stream every event has its outcome in the table. `went_back`: it was seen to have

@@ -12,7 +12,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::announce::{self, Announcer};
 use super::drain::Drain;
 use super::prepare::{self, Ground, answered};
-use super::writeback::{Backlog, WritebackStage};
+use super::writeback::{Backlog, Refused, WritebackStage};
 use super::{Relay, Setback, deliver, make};
 use crate::flow::delivery::Limits;
 use crate::flow::event::Change;
@@ -171,6 +171,7 @@ impl Stages {
             locked: None,
             announcer,
             backlog: Backlog::default(),
+            refused: Refused::default(),
             handled: HashSet::new(),
         };
         let horizon = decided.is_none().then_some(horizon);

@@ -2,8 +2,10 @@
 
 mod backlog;
 mod lines;
+mod refused;
 
 pub use backlog::Backlog;
+pub use refused::Refused;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -68,6 +70,7 @@ pub struct WritebackStage {
     pub announcer: Announcer,
     /// Reports that are to be written, and when each may be tried.
     pub backlog: Backlog,
+    pub refused: Refused,
     /// Of the present batch: what is settled or waits for a later try, should the rest of it fail.
     pub handled: HashSet<u64>,
 }
@@ -115,6 +118,7 @@ impl WritebackStage {
         }
         // Whoever holds a lock still: nobody waits for it now.
         self.note_free();
+        self.refused.end(&self.health);
     }
 
     /// Whether no report is left and none will come.
@@ -218,7 +222,7 @@ impl WritebackStage {
         if is_everyones(&error) {
             return Err(error);
         }
-        warn!(error = %describe(&error), rows = batch.len(), "PostgreSQL refused a write-back; its rows are tried one by one");
+        debug!(error = %describe(&error), rows = batch.len(), "PostgreSQL refused a batch; its rows are tried one by one");
         for (tries, report) in batch {
             let Some(report) = self.backlog.line_up(report.clone()) else {
                 self.handled.insert(report.token);
@@ -228,7 +232,7 @@ impl WritebackStage {
                 Ok(recorded) => self.distribute(&[(*tries, report)], &recorded).await,
                 Err(error) if is_everyones(&error) => return Err(error),
                 Err(error) => {
-                    warn!(error = %describe(&error), id = report.id, "the outcome of a row cannot be written; it is tried again");
+                    self.refused.add(*tries, &report, &error, &self.health);
                     self.handled.insert(report.token);
                     self.backlog.later(tries + 1, report);
                 }
@@ -283,6 +287,7 @@ impl WritebackStage {
             self.handled.insert(report.token);
             if *recorded != Recorded::Later {
                 self.backlog.settled(report);
+                self.refused.settled(report.token, &self.health);
             }
             match recorded {
                 Recorded::Row(status) => {

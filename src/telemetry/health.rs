@@ -36,6 +36,8 @@ pub enum Condition {
     Source,
     /// Someone else holds a lock on the outbox's tables.
     Locked,
+    /// PostgreSQL refuses the outcomes of some rows.
+    Refused,
     /// The connection to NATS is down.
     NatsDown,
     /// The pipeline holds: nothing is accepted, or too much waits.
@@ -51,6 +53,7 @@ impl Condition {
             Self::Slot => "slot",
             Self::Source => "source",
             Self::Locked => "lock",
+            Self::Refused => "write-back",
             Self::NatsDown => "nats",
             Self::Holding => "delivery",
         }

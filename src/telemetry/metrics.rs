@@ -109,7 +109,7 @@ impl Metrics {
                 "Time from a row's commit to its acknowledgement by JetStream",
                 Histogram::new(&DELIVERY_SECONDS),
             ),
-            decoded: counter(r, "events_decoded", "Events read from the write-ahead log"),
+            decoded: counter(r, "events_decoded", "Events read from the write-ahead log, or from the table in a drain"),
             publishes: family(r, "publishes", "Publishes that have an outcome", "outcome", &outcome::ALL),
             publish_duration: request(r, "publish_duration_seconds", "Time from a publish to its outcome"),
             in_flight: gauge(r, "publishes_in_flight", "Publishes that wait for an outcome"),
@@ -151,7 +151,13 @@ impl Metrics {
             leader: gauge(r, "leader", "Whether this relay holds the slot"),
             ready: gauge(r, "ready", "Whether rows flow, or this relay stands by"),
             slot: Slot::new(r),
-            reconnects: family(r, "reconnects", "Connections that were made again", "peer", &peer::ALL),
+            reconnects: family(
+                r,
+                "reconnects",
+                "Connections that were lost, or tried or made again; of PostgreSQL also sessions that ended",
+                "peer",
+                &peer::ALL,
+            ),
             outbox_rows: add(
                 r,
                 "outbox_rows",

@@ -312,8 +312,8 @@ async fn they_are_put_away_with_a_note_and_wrong_ids_change_nothing() {
         let wrong = run(&scene.settings, 1, &["dead-letters", command, "99"]).await;
         assert_one_line(&wrong, "there is no dead letter 99");
     }
-    let both = run(&scene.settings, 1, &["dead-letters", "replay", "1", "--reason", "x"]).await;
-    assert_one_line(&both, "filters go with --all");
+    let both = run(&scene.settings, 2, &["dead-letters", "replay", "1", "--reason", "x"]).await;
+    assert!(both.err.contains("cannot be used with '--reason"), "{}", both.err);
     run(&scene.settings, 4, &["dead-letters", "resolve", "1", "2"]).await;
     assert_eq!(scene.number(OPEN).await, 3);
     json(&scene.settings, 0, &["dead-letters", "resolve", "1", "--notes", "by hand"]).await;

@@ -38,12 +38,6 @@ pub struct Which {
 }
 
 impl Which {
-    /// Whether anything is asked for.
-    pub fn any(&self) -> bool {
-        let Self { reason, event_type, aggregate, tenant, since } = self;
-        reason.is_some() || event_type.is_some() || aggregate.is_some() || tenant.is_some() || since.is_some()
-    }
-
     pub fn filter(&self, handled: bool) -> DeadLetterFilter {
         let (aggregate_type, aggregate_id) = parts(self.aggregate.as_ref());
         DeadLetterFilter {

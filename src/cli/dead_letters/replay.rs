@@ -40,11 +40,14 @@ Example: one, after what it met is mended
 Example: all that a missing permission killed within a day
   outbox-relay dead-letters replay --all --reason permission_denied --since 1d --yes";
 
+/// What goes with all of them, and not with ids.
+const WITH_ALL: [&str; 6] = ["all", "reason", "event_type", "aggregate", "tenant", "since"];
+
 #[derive(clap::Args)]
 #[command(after_long_help = HELP, after_help = "Example (--help says how order and ids are kept):\n  outbox-relay dead-letters replay 17")]
 pub struct Replay {
     /// The dead letters, by their ids
-    #[arg(value_name = "ID", required_unless_present = "all", conflicts_with = "all", value_parser = id)]
+    #[arg(value_name = "ID", required_unless_present = "all", conflicts_with_all = WITH_ALL, value_parser = id)]
     ids: Vec<i64>,
     /// All that were not handled, and that the other options mean
     #[arg(long)]
@@ -72,9 +75,6 @@ impl Replay {
     }
 
     async fn named(&self, settings: &Settings, desk: &Desk<'_>) -> Result<Vec<Act>, Failure> {
-        if self.which.any() {
-            return Err(Failure::Unfit("filters go with --all, not with ids; nothing was done".to_owned()));
-        }
         let candidates = desk.candidates(&self.ids).await?;
         if let Some(unknown) = self.ids.iter().find(|id| !candidates.iter().any(|candidate| candidate.id == **id)) {
             return Err(Failure::Unfit(format!("there is no dead letter {unknown}; nothing was done")));

@@ -15,9 +15,6 @@ use crate::postgres::names::literal;
 /// Bytes of payloads read in one pass, about.
 const PASS_BYTES: i64 = 8 * 1024 * 1024;
 
-/// Ids that one statement looks at, at most, however few of their rows have no outcome: on a slow disk it ends in time.
-const LOOK_IDS: i64 = 1_000_000;
-
 /// A row without a date that has no outcome.
 const UNDATED: &str = "next_retry_at IS NULL AND status IN ('pending', 'failed', 'processing')";
 
@@ -160,13 +157,14 @@ impl Due<'_> {
         rows.iter().map(|row| Ok(usize::try_from(row.try_get::<_, i64>(0)?).unwrap_or(usize::MAX))).collect()
     }
 
-    /// Up to which id the rows above `low` are looked at in one statement, and whether there are others above that.
-    pub async fn reach(&self, low: i64) -> Result<(i64, bool), Error> {
+    /// Up to which id the rows above `low` are looked at in one statement that is to look at so many `ids`, and whether
+    /// there are others above that.
+    pub async fn reach(&self, low: i64, ids: i64) -> Result<(i64, bool), Error> {
         let statement = format!("SELECT min(id), max(id) FROM {} WHERE id > $1", self.tables.events);
         let row = self.client.query_typed(&statement, &[(&low, Type::INT8)]).await?.pop();
-        let ids = |row: Row| Ok((row.try_get::<_, Option<i64>>(0)?, row.try_get::<_, Option<i64>>(1)?));
-        let (first, last) = row.map_or(Ok((None, None)), ids)?;
-        let high = first.unwrap_or(low).saturating_add(LOOK_IDS);
+        let ends = |row: Row| Ok((row.try_get::<_, Option<i64>>(0)?, row.try_get::<_, Option<i64>>(1)?));
+        let (first, last) = row.map_or(Ok((None, None)), ends)?;
+        let high = first.unwrap_or(low).saturating_add(ids);
         Ok((high, last.is_some_and(|last| last > high)))
     }
 

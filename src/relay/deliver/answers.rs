@@ -52,6 +52,9 @@ impl Deliver<'_> {
     /// The stream has told of itself: why nobody answered for the events that wait for that, and what it takes.
     pub(super) fn explained(&mut self, told: &Result<StreamFacts, Failure>) {
         self.asked = None;
+        if let Ok(facts) = told {
+            self.note_window(facts);
+        }
         for (token, failure) in std::mem::take(&mut self.unexplained) {
             let Some(Parcel { event, subject, .. }) = self.delivery.parcel(token) else { continue };
             let why = if failure == Failure::NoResponders {
@@ -70,6 +73,8 @@ impl Deliver<'_> {
         if failure.class() == Class::Transient {
             if self.delivery.send_again(token) {
                 self.counters.transient.inc();
+                // An earlier copy of it may be stored, and the stream remember its id for less long than it did.
+                self.unseen = true;
                 self.wait_for_stream(failure);
             }
         } else {

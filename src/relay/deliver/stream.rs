@@ -38,7 +38,7 @@ pub(super) async fn shown(stream: &Stream, newest: u64) -> Result<Shown, Failure
 }
 
 impl Deliver<'_> {
-    /// Asks the stream about itself, once the new connection is heard of.
+    /// Asks the stream about itself, over a new connection once that is heard of.
     pub(super) fn look_at_stream(&mut self) {
         if self.unseen && self.look.is_none() && !self.wiring.stop.is_cancelled() {
             let (stream, newest) = (self.nats.stream.clone(), self.delivery.newest());
@@ -66,11 +66,18 @@ impl Deliver<'_> {
             self.end_session("the stream was made anew");
             return false;
         }
+        self.note_window(facts);
         let whole = facts.last_sequence >= *newest;
         if !whole {
             self.stream_went_back();
         }
         whole
+    }
+
+    /// Someone may have made the duplicate window shorter. A longer one does not bring back what is forgotten: it counts
+    /// from the next session on.
+    pub(super) fn note_window(&mut self, facts: &StreamFacts) {
+        self.shared.proof_after = self.shared.proof_after.min(facts.proof_after());
     }
 
     /// The stream counts on from before what it had reached. What was looked for behind that may stand before it: the

@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use outbox_relay::config::TableName;
+use outbox_relay::postgres::outbox::{Tables, WaitingRows};
+
 use crate::harness::load::{Load, Outbox};
 use crate::harness::nats::{Nats, NatsVersion, Space};
 use crate::harness::postgres::{Database, PgVersion, Postgres};
@@ -123,6 +126,29 @@ async fn a_large_backlog_is_delivered_before_the_slot_is_made() {
     let log = relay.log();
     let rounds = log.find("while the slot is being made").expect("a round");
     assert!(rounds < log.find("the slot was made").expect("the slot"), "{log}");
+}
+
+/// No index tells how many rows wait: in a very large table in which few do, all of it would have to be read, for longer
+/// than a session may take to begin. A slot that is missing would never be made.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiting_rows_that_cannot_be_counted_in_time_count_as_many() {
+    let site = Site::new(PgVersion::V18, NatsVersion::V2_15).await;
+    let client = site.database.client().await;
+    // Each of its rows takes as long as millions of others.
+    let view = "CREATE VIEW slow AS SELECT 'pending' AS status, NULL::timestamptz AS next_retry_at
+        FROM generate_series(1, 100) WHERE pg_sleep(1) IS NOT NULL";
+    client.batch_execute(view).await.unwrap();
+    let more_than = async |table: &str, rows| {
+        let tables = Tables::of(&table.parse::<TableName>().unwrap());
+        tokio::time::timeout(READY, WaitingRows::may_be_more_than(&client, &tables, rows)).await.unwrap().unwrap()
+    };
+    assert!(more_than("public.slow", 100).await);
+    site.outbox.insert_many("a", 3).await;
+    for (rows, more) in [(2, true), (3, false), (4, false)] {
+        assert_eq!(more_than("public.outbox_events", rows).await, more, "{rows}");
+    }
+    let limit: String = client.query_one("SHOW statement_timeout", &[]).await.unwrap().get(0);
+    assert_eq!(limit, "0", "the limit is for that question alone");
 }
 
 /// A row that someone locks has no outcome for as long; what comes behind it has.

@@ -31,7 +31,7 @@ pub struct Making {
     pub held: Held,
     /// Called when few rows wait any more.
     pub little: CancellationToken,
-    /// More rows wait than a round holds: until they are fewer, only the slot's name is held.
+    /// More rows may wait than a round holds: until they are fewer, only the slot's name is held.
     much: bool,
     state: StateRow,
     task: JoinHandle<Result<Made, Setback>>,
@@ -60,7 +60,8 @@ impl Making {
     pub fn reason(&self) -> String {
         if self.much && !self.little.is_cancelled() {
             return format!(
-                "{ROUND_ROWS} or more rows wait in the table from before the slot: they are delivered first, then the slot is made"
+                "{ROUND_ROWS} or more rows may wait in the table from before the slot: they are delivered first, then the slot \
+                 is made"
             );
         }
         "the new slot is being made; waiting rows are delivered from the table meanwhile".to_owned()
@@ -124,7 +125,7 @@ pub async fn begin(relay: &Relay, ground: &Ground, idle: Idle, state: StateRow) 
     if found.is_some_and(|info| info.is_lost() && info.active_pid.is_none()) {
         slot::drop_slot(client, &source.slot).await?;
     }
-    let much = WaitingRows::are_more_than(client, &ground.tables, ROUND_ROWS).await?;
+    let much = WaitingRows::may_be_more_than(client, &ground.tables, ROUND_ROWS).await?;
     let Idle { wal, pid, timeout } = idle;
     let little = CancellationToken::new();
     let command = slot::create_command(source, ground.server.version);

@@ -3,8 +3,9 @@
 use std::pin::Pin;
 
 use futures_util::TryStreamExt;
+use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
-use tokio_postgres::{Client, Error, RowStream};
+use tokio_postgres::{Client, Error, RowStream, SimpleQueryMessage};
 
 use super::{Tables, rows};
 use crate::flow::event::Decoded;
@@ -30,10 +31,20 @@ impl WaitingRows {
         client.batch_execute(&enter).await
     }
 
-    /// Whether more than `rows` wait now.
-    pub async fn are_more_than(client: &Client, tables: &Tables, rows: usize) -> Result<bool, Error> {
-        let statement = format!("SELECT FROM {} e WHERE {WAITING} OFFSET {rows} LIMIT 1", tables.share);
-        Ok(!client.query_typed(&statement, &[]).await?.is_empty())
+    /// Whether more than `rows` may wait now. No index tells: where few wait in a very large table, it cannot be seen in
+    /// time.
+    pub async fn may_be_more_than(client: &Client, tables: &Tables, rows: usize) -> Result<bool, Error> {
+        // The statements are one transaction, after which the limits are the session's own again. A lock is told of for
+        // itself.
+        let statement = format!(
+            "SET LOCAL lock_timeout = '2s'; SET LOCAL statement_timeout = '3s';
+             SELECT 1 FROM {} e WHERE {WAITING} OFFSET {rows} LIMIT 1",
+            tables.share
+        );
+        match client.simple_query(&statement).await {
+            Err(error) if error.code() == Some(&SqlState::QUERY_CANCELED) => Ok(true),
+            found => Ok(found?.iter().any(|message| matches!(message, SimpleQueryMessage::Row(_)))),
+        }
     }
 
     /// Begins to read, on a connection inside the transaction whose snapshot counts where there is one, at most `limit`

@@ -5,6 +5,8 @@ use std::time::Duration;
 use async_nats::jetstream::Context;
 use async_nats::jetstream::consumer::pull::OrderedConfig;
 use futures_util::StreamExt as _;
+use outbox_relay::config::TableName;
+use outbox_relay::postgres::outbox::{Completed, Due, Tables, snapshot};
 use rustix::process::Signal;
 use tokio_postgres::Client;
 
@@ -12,6 +14,7 @@ use crate::harness::nats::{Nats, NatsVersion, Space};
 use crate::harness::outbox::{count, dead_letters, outcome, settled};
 use crate::harness::postgres::{PgVersion, Postgres};
 use crate::harness::relay::{Relay, RelaySettings};
+use crate::harness::scene::Scene;
 use crate::harness::stream;
 use crate::harness::wait::eventually;
 
@@ -199,4 +202,32 @@ async fn giant_rows_in_the_log_are_dead_letters() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn giant_rows_in_the_table_are_dead_letters() {
     giants(true).await;
+}
+
+/// PostgreSQL stores a payload of a megabyte in some kilobytes: what counts is what is read of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_that_compress_well_are_read_some_megabytes_at_a_time() {
+    const CAP: usize = 64 * 1024 * 1024;
+    let scene = Scene::new().await;
+    // Half of them have large headers instead; an adopted table may allow NULL.
+    let rows = "ALTER TABLE outbox_events ALTER payload DROP NOT NULL, ALTER headers DROP NOT NULL;
+        INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload, headers, status, next_retry_at)
+        SELECT 'order', i::text, 'paid',
+          CASE WHEN i > 1 THEN to_jsonb(CASE WHEN i % 2 = 0 THEN large ELSE '' END) END,
+          CASE WHEN i > 1 THEN jsonb_build_object('h', CASE WHEN i % 2 = 1 THEN large ELSE '' END) END,
+          'failed', now() - interval '1 min'
+        FROM generate_series(1, 40) i, repeat('x', 1024 * 1024) large";
+    scene.sql(rows).await;
+    let (client, tables) = (&scene.client, Tables::of(&"public.outbox_events".parse::<TableName>().unwrap()));
+    let since = snapshot(client).await.unwrap();
+    let due = Due { client, tables: &tables, cap: CAP, since: &since };
+    let time = due.now().await.unwrap();
+    let read: Vec<i64> = due.rows(time, 500).await.unwrap().iter().map(|row| row.id).collect();
+    // Without its payload the first one weighs nothing.
+    assert_eq!(read, (1..=9).collect::<Vec<_>>());
+
+    scene.sql("UPDATE outbox_events SET status = 'completed', next_retry_at = NULL").await;
+    let all: Vec<i64> = (1..=40).collect();
+    let completed = Completed { client, tables: &tables };
+    assert_eq!(completed.events(&all, CAP).await.unwrap().len(), 9);
 }

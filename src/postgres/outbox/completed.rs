@@ -8,7 +8,7 @@ use tokio_postgres::{Client, Error};
 use super::{Tables, rows};
 use crate::flow::event::Decoded;
 
-/// Bytes of payloads read at a time, about.
+/// Bytes of payloads and headers read at a time, about.
 const BYTES: i64 = 8 * 1024 * 1024;
 
 /// A row whose event was acknowledged.
@@ -57,14 +57,11 @@ impl<'a> Completed<'a> {
     /// Those of the rows that are still there and completed, whole, in the order of their ids: the first of them that
     /// fit into some megabytes. Payloads over `cap` bytes are left behind.
     pub async fn events(&self, ids: &[i64], cap: usize) -> Result<Vec<Decoded>, Error> {
+        let found = format!("(SELECT * FROM {} e WHERE id = ANY($2) AND status = 'completed')", self.tables.events);
         let statement = format!(
-            "SELECT {} FROM (
-               SELECT e.*, sum(pg_column_size(e.payload)) OVER (ORDER BY e.id) - pg_column_size(e.payload)
-                 AS outbox_relay_before
-               FROM {} e WHERE e.id = ANY($2) AND e.status = 'completed'
-             ) AS e WHERE outbox_relay_before < {BYTES} ORDER BY e.id",
+            "SELECT {} FROM {} AS e ORDER BY e.id",
             rows::select_list(),
-            self.tables.events
+            rows::first_that_fit(&found, "e.id", BYTES)
         );
         let cap = i32::try_from(cap).unwrap_or(i32::MAX);
         let parameters: [(&(dyn ToSql + Sync), Type); 2] = [(&cap, Type::INT4), (&ids, Type::INT8_ARRAY)];

@@ -12,7 +12,7 @@ use crate::flow::event::Decoded;
 use crate::flow::order::{AggregateKey, Pass};
 use crate::postgres::names::literal;
 
-/// Bytes of payloads read in one pass, about.
+/// Bytes of payloads and headers read in one pass, about.
 const PASS_BYTES: i64 = 8 * 1024 * 1024;
 
 /// A row without a date that has no outcome.
@@ -229,22 +229,20 @@ impl Due<'_> {
         limit: i64,
         more: &[(&(dyn ToSql + Sync), Type)],
     ) -> Result<Vec<DueRow>, Error> {
-        // The first rows that fit into the pass: their sizes are known before their payloads are read. What is selected
-        // as text keeps its column's name, so that the order has to name the table.
+        // What is selected as text keeps its column's name, so that the order has to name the table.
         let since = literal(self.since);
+        let found = format!(
+            "(SELECT *, xmin::text::int8 AS outbox_relay_xid
+             FROM {} e WHERE {condition} ORDER BY {order} LIMIT {limit})",
+            self.tables.share
+        );
         let statement = format!(
-            "SELECT {}, outbox_relay_first, outbox_relay_changed, e.id FROM (
-               SELECT e.*, e.status = 'pending' AND e.next_retry_at IS DISTINCT FROM 'infinity' AS outbox_relay_first,
-                 NOT pg_visible_in_snapshot({}, {}::pg_snapshot) AS outbox_relay_changed,
-                 sum(pg_column_size(e.payload)) OVER (ORDER BY {order}) - pg_column_size(e.payload)
-                   AS outbox_relay_before
-               FROM (SELECT *, xmin::text::int8 AS outbox_relay_xid
-                     FROM {} e WHERE {condition} ORDER BY {order} LIMIT {limit}) AS e
-             ) AS e WHERE outbox_relay_before < {PASS_BYTES} ORDER BY {order}",
+            "SELECT {}, e.status = 'pending' AND e.next_retry_at IS DISTINCT FROM 'infinity',
+               NOT pg_visible_in_snapshot({}, {since}::pg_snapshot), e.id
+             FROM {} AS e ORDER BY {order}",
             rows::select_list(),
             full_xid("outbox_relay_xid", &format!("pg_snapshot_xmax({since}::pg_snapshot)::text::int8")),
-            since,
-            self.tables.share
+            rows::first_that_fit(&found, order, PASS_BYTES),
         );
         let cap = i32::try_from(self.cap).unwrap_or(i32::MAX);
         let mut parameters: Vec<(&(dyn ToSql + Sync), Type)> = vec![(&cap, Type::INT4)];

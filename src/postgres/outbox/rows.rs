@@ -44,6 +44,24 @@ pub(super) fn select_list() -> String {
     format!("{}, octet_length(payload::text) > $1 OR octet_length(headers::text) > $1", columns.join(", "))
 }
 
+/// Those of the rows `from` that come first in `order` and fit into so many bytes of payloads and headers, about, and
+/// always the first. Their columns keep their names; needs an alias.
+///
+/// What is stored may be a hundred times smaller than what is read. It is known at once, so that what does not even fit
+/// as it is stored is not read for its size.
+pub(super) fn first_that_fit(from: &str, order: &str, bytes: i64) -> String {
+    let fit = |from: &str, size: [&str; 2], before: &str| {
+        let [payload, headers] = size.map(|size| format!("coalesce({size}, 0)::int8"));
+        format!(
+            "(SELECT * FROM (
+               SELECT e.*, sum({payload} + {headers}) OVER (ORDER BY {order}) - {payload} - {headers} AS {before}
+               FROM {from} AS e) AS e WHERE {before} < {bytes})"
+        )
+    };
+    let stored = fit(from, ["pg_column_size(e.payload)", "pg_column_size(e.headers)"], "outbox_relay_stored");
+    fit(&stored, ["octet_length(e.payload::text)", "octet_length(e.headers::text)"], "outbox_relay_before")
+}
+
 /// The bytes of a text, which are not always UTF-8 where the database's encoding is SQL_ASCII.
 #[derive(Clone, Copy)]
 pub(super) struct Raw<'a>(pub &'a [u8]);

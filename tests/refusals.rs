@@ -94,8 +94,9 @@ async fn what_is_stored_while_the_stream_is_asked_for_refused_events_is_not_take
 /// It is not said which of them is refused, and the stream cannot be asked for those that may be stored.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn where_the_stream_cannot_be_asked_refused_events_hold_up_nobody_for_ever() {
-    let (_nats, scene) = scene("mistyped\", \"$JS.API.CONSUMER.CREATE.>").await;
+    let (mut nats, scene) = scene("mistyped").await;
     let _relay = scene.relay().await;
+    nats.reload(&refusing(&scene.space, "mistyped\", \"$JS.API.CONSUMER.CREATE.>")).await;
     scene.sql(&(insert("mistyped", 20) + &insert("good", 5))).await;
     scene.wait_completed(5).await;
     scene.wait_number("SELECT count(*) FROM outbox_dead_letter WHERE error_code = 'permission_denied'", 20).await;

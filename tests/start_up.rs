@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use async_nats::jetstream::consumer::pull::Config as PullConfig;
 use async_nats::jetstream::stream::{Config, Source};
 
 use crate::harness::nats::{Nats, NatsVersion, Space};
@@ -287,7 +288,10 @@ async fn faults_of_nats_accounts_are_told() {
     let database = Postgres::shared(PgVersion::V18).await.database().await;
     for version in NatsVersion::ENDS {
         let config = "authorization { users: [ {user: relay, password: right},
-            {user: small, password: right, permissions: {publish: \"it.>\", subscribe: \"_INBOX.>\"}}] }";
+            {user: small, password: right, permissions: {publish: \"it.>\", subscribe: \"_INBOX.>\"}},
+            {user: blind, password: right, permissions: {publish: {deny: \"$JS.API.CONSUMER.CREATE.>\"}}},
+            {user: deaf, password: right, permissions: {publish: {deny: \"$JS.API.CONSUMER.MSG.NEXT.>\"}}},
+            {user: messy, password: right, permissions: {publish: {deny: \"$JS.API.CONSUMER.DELETE.>\"}}}] }";
         let nats = Nats::start_with(version, config).await;
         let base = RelaySettings::shared(&database, &nats, &Space::new());
         let login = |user: &str, password: &str| base.clone().set("nats.user", user).set("nats.password", password);
@@ -296,6 +300,33 @@ async fn faults_of_nats_accounts_are_told() {
         refused("a wrong password", &login("relay", "wrong"), 1, &["NATS", "nats.user"]).await;
         let small = login("small", "right");
         refused("no right to look at the stream", &small, 1, &["$JS.API.STREAM.INFO", "permissions"]).await;
+        // Not when something has to be read for the first time, which is after a kill.
+        let words = ["may not publish to \"$JS.API.CONSUMER.CREATE.", "permissions"];
+        refused("no right to ask the stream", &login("blind", "right"), 1, &words).await;
+        let words = ["may not publish to \"$JS.API.CONSUMER.MSG.NEXT.", ".*\"", "permissions"];
+        refused("no right to read the stream", &login("deaf", "right"), 1, &words).await;
+        // What is left behind ends by itself.
+        login("messy", "right").start().wait_ready().await;
+    }
+}
+
+/// Another's consumer takes the place that the relay needs to ask what the stream holds.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_that_cannot_be_asked_is_waited_for() {
+    let database = Postgres::shared(PgVersion::V18).await.database().await;
+    for version in NatsVersion::ENDS {
+        let (nats, space) = (Nats::shared(version).await, Space::new());
+        let settings = RelaySettings::shared(&database, nats, &space);
+        settings.migrate().await;
+        let config = Config { max_consumers: 1, ..space.small_stream(100) };
+        let stream = nats.jetstream().await.create_stream(config).await.unwrap();
+        let consumer = PullConfig { durable_name: Some("it".to_owned()), ..PullConfig::default() };
+        stream.create_consumer(consumer).await.unwrap();
+        let mut relay = settings.start();
+        relay.wait_log("maximum consumers", DEADLINE).await;
+        relay.wait_unready().await;
+        stream.delete_consumer("it").await.unwrap();
+        relay.wait_ready().await;
     }
 }
 

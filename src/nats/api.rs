@@ -100,9 +100,8 @@ pub(super) async fn request(
     let wire = connection.wire()?;
     // Before the request, or its refusal might be missed.
     let mut notices = connection.notices();
-    let denied = || Failure::PermissionDenied { action: "subscribe to", subject: "_INBOX.>".to_owned() };
     if connection.inbox_refused().load(Ordering::Relaxed) {
-        return Err(denied());
+        return Err(Refused::Inbox.failure(subject));
     }
     let answer = wire.client.request_with_headers(subject.to_owned(), headers.into_map(), payload);
     tokio::select! {
@@ -117,20 +116,29 @@ pub(super) async fn request(
             }),
             Err(_) => Err(Failure::AckTimeout),
         },
-        action = refusal(&mut notices, subject) => Err(match action {
-            Refused::Publish => Failure::PermissionDenied { action: "publish to", subject: subject.to_owned() },
-            Refused::Inbox => denied(),
-        }),
+        refused = refusal(&mut notices, subject) => Err(refused.failure(subject)),
     }
 }
 
-enum Refused {
+/// What the server refused of a request.
+pub(super) enum Refused {
     Publish,
     Inbox,
 }
 
+impl Refused {
+    /// The failure of a request to `subject`.
+    pub(super) fn failure(self, subject: &str) -> Failure {
+        let (action, subject) = match self {
+            Self::Publish => ("publish to", subject),
+            Self::Inbox => ("subscribe to", "_INBOX.>"),
+        };
+        Failure::PermissionDenied { action, subject: subject.to_owned() }
+    }
+}
+
 /// Waits until the server refuses the request to `asked`, or the subscription to its answer.
-async fn refusal(notices: &mut Receiver<Notice>, asked: &str) -> Refused {
+pub(super) async fn refusal(notices: &mut Receiver<Notice>, asked: &str) -> Refused {
     loop {
         match notices.recv().await {
             Ok(Notice::PublishRefused { subject }) if subject == asked => return Refused::Publish,

@@ -10,9 +10,9 @@ use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::api::Refusal;
+use super::api::{Refusal, refusal};
 use super::request::header;
-use super::stream::Stream;
+use super::stream::{Stream, StreamFault};
 use crate::fault::Failure;
 
 /// Messages asked for at once.
@@ -81,6 +81,17 @@ impl Stream {
         self.ids_from(Start::After(sequence), limit).await
     }
 
+    /// Sees whether ids can be read, mostly from behind the last message, `last`, where there is nothing to be read.
+    pub async fn try_ids(&self, last: u64) -> Result<(), StreamFault> {
+        let tried = async {
+            let reader = self.create_reader(Start::After(last)).await?;
+            let read = self.read(&reader.name, Pulls { wanted: 1, at_once: true, ..Pulls::default() }).await;
+            self.remove_reader(&reader.name).await;
+            read
+        };
+        tried.await.map(|_| ()).map_err(|failure| self.fault(failure))
+    }
+
     /// Walks through the ids of all messages from `start` on.
     pub fn walk(&self, start: Start) -> Walk<'_> {
         Walk { stream: self, next: Some(start) }
@@ -114,13 +125,11 @@ impl Stream {
     }
 
     async fn ids_from(&self, start: Start, limit: u64) -> Result<(Vec<StoredId>, bool), Failure> {
-        let consumer = self.create_reader(start).await?;
-        let wanted = consumer.num_pending.min(limit);
-        let read = self.read(&consumer.name, wanted).await;
-        // It would end by itself after its inactive threshold.
-        let verb = format!("CONSUMER.DELETE.{}.{}", self.name, consumer.name);
-        let _ = self.api.call::<serde_json::Value>(&verb, &serde_json::Value::Null).await;
-        Ok((read?, wanted == consumer.num_pending))
+        let reader = self.create_reader(start).await?;
+        let wanted = reader.num_pending.min(limit);
+        let read = self.read(&reader.name, Pulls { wanted, ..Pulls::default() }).await;
+        self.remove_reader(&reader.name).await;
+        Ok((read?, wanted == reader.num_pending))
     }
 
     /// An ephemeral pull consumer, in memory, for this one reading.
@@ -145,23 +154,32 @@ impl Stream {
         answer.map_err(Refusal::into_failure)
     }
 
-    async fn read(&self, consumer: &str, wanted: u64) -> Result<Vec<StoredId>, Failure> {
+    /// It would end by itself after its inactive threshold.
+    async fn remove_reader(&self, reader: &str) {
+        let verb = format!("CONSUMER.DELETE.{}.{reader}", self.name);
+        let _ = self.api.call::<serde_json::Value>(&verb, &serde_json::Value::Null).await;
+    }
+
+    async fn read(&self, reader: &str, mut pulls: Pulls) -> Result<Vec<StoredId>, Failure> {
         let client = self.api.connection.wire()?.client;
+        let mut notices = self.api.connection.notices();
         let inbox = client.new_inbox();
         let mut messages = client.subscribe(inbox.clone()).await.map_err(|_| Failure::Disconnected)?;
-        let next = self.api.subject(&format!("CONSUMER.MSG.NEXT.{}.{consumer}", self.name));
-        let (mut ids, mut pulls) = (Vec::new(), Pulls { wanted, ..Pulls::default() });
-        while pulls.read < wanted {
+        let next_of = |reader: &str| self.api.subject(&format!("CONSUMER.MSG.NEXT.{}.{reader}", self.name));
+        let next = next_of(reader);
+        let mut ids = Vec::new();
+        while pulls.read < pulls.wanted {
             while let Some(body) = pulls.next() {
                 client
                     .publish_with_reply(next.clone(), inbox.clone(), Bytes::from(body.to_string()))
                     .await
                     .map_err(|_| Failure::Disconnected)?;
             }
-            let message = tokio::time::timeout(PATIENCE, messages.next())
-                .await
-                .map_err(|_| Failure::AckTimeout)?
-                .ok_or(Failure::Disconnected)?;
+            let message = tokio::select! {
+                message = tokio::time::timeout(PATIENCE, messages.next()) => message,
+                refused = refusal(&mut notices, &next) => return Err(refused.failure(&next_of("*"))),
+            };
+            let message = message.map_err(|_| Failure::AckTimeout)?.ok_or(Failure::Disconnected)?;
             if let Some(id) = read_id(&message) {
                 ids.push(id);
                 pulls.read += 1;
@@ -185,22 +203,23 @@ struct Pulls {
     wanted: u64,
     asked: u64,
     read: u64,
-    /// Pulls were over: from then on there is one at a time, which does not wait; and how much was read when it was made.
+    /// There is one pull at a time, which does not wait, as when earlier ones were over.
+    at_once: bool,
+    /// How much was read when it was made.
     anew: Option<u64>,
-    was_over: bool,
 }
 
 impl Pulls {
     /// The next pull, if one is to be made now.
     fn next(&mut self) -> Option<serde_json::Value> {
         // The next messages are on their way while these are read.
-        let ahead = if self.was_over { 1 } else { 2 * BATCH };
+        let ahead = if self.at_once { 1 } else { 2 * BATCH };
         if self.asked >= self.wanted || self.asked >= self.read + ahead {
             return None;
         }
         let batch = BATCH.min(self.wanted - self.asked);
         self.asked += batch;
-        if self.was_over {
+        if self.at_once {
             self.anew = Some(self.read);
             return Some(json!({ "batch": batch, "no_wait": true }));
         }
@@ -215,7 +234,7 @@ impl Pulls {
             return Err(Failure::AckTimeout);
         }
         self.asked = self.asked.saturating_sub(left).max(self.read);
-        self.was_over = true;
+        self.at_once = true;
         Ok(())
     }
 }

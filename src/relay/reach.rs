@@ -58,7 +58,7 @@ async fn try_nats(
         None => connect::connect(settings, relay.settings.delivery.max_in_flight + PASS_ROWS).await?,
     };
     let stream = Stream::new(&connection.0, settings);
-    let (facts, findings) = match look(relay, &stream).await {
+    let (facts, findings) = match first_look(relay, &stream).await {
         Ok(checked) => checked,
         Err(fault) => {
             *made = Some(connection);
@@ -71,6 +71,16 @@ async fn try_nats(
     }
     *nats = Some(deliver::Nats::new(connection, stream, &facts));
     Ok(())
+}
+
+/// Looks at the stream before anything is sent to it. Where it is to be asked one day for what an earlier session has
+/// sent, it is seen now that it can be: until a relay is killed, there is nothing to ask for.
+async fn first_look(relay: &Relay, stream: &Stream) -> Result<(StreamFacts, Vec<Finding>), StreamFault> {
+    let (facts, findings) = look(relay, stream).await?;
+    if facts.remembers() {
+        stream.try_ids(facts.last_sequence).await?;
+    }
+    Ok((facts, findings))
 }
 
 /// Makes the stream when it is missing, and sees whether it and its neighbours are fit.

@@ -211,21 +211,15 @@ async fn serve(
 
 /// Between a session that ended and the next one.
 async fn recover(relay: &Relay, setback: Setback, wait: Duration, repeats: &mut Repeats) {
+    let stuck = matches!(setback, Setback::TooMuchRetained);
     relay.health.set(State::Starting);
     // The next session finds out by itself whether anything is accepted.
     relay.health.clear(Condition::Holding);
     relay.health.clear(Condition::Locked);
+    let reason = setback.to_string();
     if matches!(setback, Setback::TooMuchRetained) {
-        relay.health.note("slot", setback.to_string());
-        let confirm = async {
-            let control = connect::sql(&relay.postgres, &prepare::control_session()).await?;
-            away::leave_to_table(relay, &control).await
-        };
-        if let Err(failed) = beating(&relay.pulse, confirm).await {
-            warn!(reason = %failed, "the log could not be confirmed; it is tried again");
-        }
+        relay.health.note("slot", reason);
     } else {
-        let reason = setback.to_string();
         if repeats.is_news(&reason, Instant::now()) {
             warn!(reason, "the session ended; the next one begins soon");
         } else {
@@ -234,7 +228,16 @@ async fn recover(relay: &Relay, setback: Setback, wait: Duration, repeats: &mut 
         say_why(&relay.health, &setback);
         relay.metrics.reconnects.of(peer::POSTGRES).inc();
     }
-    beating(&relay.pulse, relay.stop.run_until_cancelled(tokio::time::sleep(wait))).await;
+    let rest = async {
+        if stuck && let Err(failed) = away::bound(relay).await {
+            let reason = failed.to_string();
+            if repeats.is_news(&reason, Instant::now()) {
+                warn!(reason, "the slot cannot be kept within its bound; it is tried again");
+            }
+        }
+        tokio::time::sleep(wait).await;
+    };
+    beating(&relay.pulse, relay.stop.run_until_cancelled(rest)).await;
 }
 
 /// Keeps the pulse going while something is waited for that may honestly take long.

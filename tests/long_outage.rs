@@ -10,6 +10,7 @@ use crate::harness::wait::eventually;
 const MIB: i64 = 1024 * 1024;
 const BOUND: i64 = 16 * MIB;
 const LAG: &str = "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), confirmed_flush_lsn)::int8 FROM pg_replication_slots";
+const RETAINED: &str = "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::int8 FROM pg_replication_slots";
 /// 15 MB of log.
 const BALLAST: &str =
     "SELECT count(pg_logical_emit_message(false, 'it', repeat('x', 1000000))) FROM generate_series(1, 15)";
@@ -37,11 +38,15 @@ impl Site {
         Self { _postgres: postgres, nats, settings, outbox }
     }
 
-    /// Writes more than 120 MB of log, with events among it, in pieces of about the bound; the slot follows each of
-    /// them.
+    /// Writes more than 120 MB of log, with events among it; the slot follows.
     async fn expect_bounded(&self) {
+        self.expect_bounded_for(8).await;
+    }
+
+    /// Writes so many pieces of log of about the bound, with events among it; the slot follows each of them.
+    async fn expect_bounded_for(&self, rounds: usize) {
         let client = self.outbox.client().await;
-        for round in 0..8 {
+        for round in 0..rounds {
             self.outbox.insert_many("a", 5).await;
             self.outbox.insert_bulk(100, 10, 100).await;
             client.batch_execute(BALLAST).await.unwrap();
@@ -51,6 +56,12 @@ impl Site {
         }
         assert_eq!(self.outbox.number(NEEDS_DRAIN).await, 1);
         assert_eq!(self.outbox.rows("failed").await, 0);
+    }
+
+    /// Takes the outbox out of its publication, and writes a row that no log shows.
+    async fn drop_publication(&self) {
+        self.outbox.client().await.batch_execute("DROP PUBLICATION outbox_relay").await.unwrap();
+        self.outbox.insert("a").await;
     }
 
     async fn expect_exact(self) {
@@ -97,6 +108,62 @@ async fn the_log_is_let_go_too_when_nats_is_away_at_the_start() {
     relay.wait_ready().await;
     site.outbox.insert_many("a", 5).await;
     site.expect_exact().await;
+}
+
+/// The disk is full of what the slot keeps, which is more than what it has not confirmed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_log_that_the_slot_has_confirmed_is_let_go_too() {
+    for (postgres, nats) in PgVersion::ENDS.into_iter().zip(NatsVersion::ENDS) {
+        let mut site = Site::new(postgres, nats).await;
+        let mut relay = site.settings.start();
+        relay.wait_ready().await;
+        site.nats.stop().await;
+        relay.wait_unready().await;
+        let client = site.outbox.client().await;
+        for round in 0..4 {
+            client.batch_execute(BALLAST).await.unwrap();
+            // Only what PostgreSQL notes now and then lets it tell where decoding could begin.
+            client.batch_execute("CHECKPOINT").await.unwrap();
+            client.batch_execute(BALLAST).await.unwrap();
+            let what = format!("the log of round {round} is let go");
+            eventually(READY, &what, async || site.outbox.number(RETAINED).await <= BOUND).await;
+        }
+    }
+}
+
+/// The log from before the new publication cannot be read through it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_log_is_let_go_too_when_the_publication_is_made_anew_while_nats_is_away() {
+    for (postgres, nats) in PgVersion::ENDS.into_iter().zip(NatsVersion::ENDS) {
+        let mut site = Site::new(postgres, nats).await;
+        let mut relay = site.settings.start();
+        relay.wait_ready().await;
+        site.outbox.insert_many("a", 5).await;
+        site.outbox.wait_completed().await;
+        site.nats.stop().await;
+        relay.wait_unready().await;
+        // Until then a session streams the log.
+        site.outbox.client().await.batch_execute(&format!("{BALLAST}; {BALLAST}")).await.unwrap();
+        relay.wait_log("the log is confirmed", READY).await;
+        site.drop_publication().await;
+        let publication = "CREATE PUBLICATION outbox_relay FOR TABLE outbox_events
+            WITH (publish = 'insert', publish_via_partition_root = true)";
+        site.outbox.client().await.batch_execute(publication).await.unwrap();
+        site.expect_bounded_for(4).await;
+
+        // And by a relay that begins meanwhile.
+        relay.kill9().await;
+        site.drop_publication().await;
+        let mut relay = site.settings.start();
+        relay.wait_log("the publication is missing; it is created", READY).await;
+        site.expect_bounded_for(4).await;
+        assert_eq!(relay.ended(), None);
+
+        site.nats.start_again().await;
+        relay.wait_ready().await;
+        site.outbox.insert_many("a", 5).await;
+        site.expect_exact().await;
+    }
 }
 
 /// A slow or full stream is no less an outage: nothing is accepted though the connection stands.

@@ -76,6 +76,22 @@ pub async fn drop_slot(client: &Client, slot: &str) -> Result<(), tokio_postgres
     }
 }
 
+/// Confirms the log up to `position` without showing it to anyone, so that it does not matter whether it can be read
+/// through the publication. Takes as long as the server needs to walk through the log, and where the slot waits for
+/// standbys (`synchronized_standby_slots`), until they have it.
+pub async fn advance(client: &Client, slot: &str, position: Lsn) -> Result<(), tokio_postgres::Error> {
+    // Where the server cannot notice our end, it keeps the slot until it is done.
+    let _ = client.batch_execute(CHECK_CLIENT).await;
+    let statement = "SELECT pg_replication_slot_advance($1, $2::text::pg_lsn)";
+    let position = position.to_string();
+    // On its way to a position the server learns only one place from which decoding could begin, and keeps the log from
+    // there: mostly it lies just behind where the slot stood. On the second way it learns the last one.
+    for _ in 0..2 {
+        client.query_typed(statement, &[(&slot, Type::NAME), (&position, Type::TEXT)]).await?;
+    }
+    Ok(())
+}
+
 /// Lets the server notice within seconds when the client of the next command has gone, where its platform can (it
 /// refuses otherwise). The making of a slot does not look by itself while it waits for old transactions, which may be
 /// for days. It does not start the timer either: only an SQL statement under the setting does, and each look starts the

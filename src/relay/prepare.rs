@@ -18,8 +18,6 @@ use crate::postgres::wal::WalConnection;
 use crate::postgres::{grants, waits};
 use crate::telemetry::health::Condition;
 
-/// For how long a replication connection may be silent that only catches up.
-pub const TIMEOUT: Duration = Duration::from_secs(30);
 /// How long one step before a session may take. A server that hangs is given up then.
 const ANSWER: Duration = Duration::from_secs(45);
 

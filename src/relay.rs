@@ -211,7 +211,8 @@ async fn serve(
 
 /// Between a session that ended and the next one.
 async fn recover(relay: &Relay, setback: Setback, wait: Duration, repeats: &mut Repeats) {
-    let stuck = matches!(setback, Setback::TooMuchRetained);
+    // A session that does not begin lets no log go, and the next ones may not begin either.
+    let stuck = matches!(setback, Setback::TooMuchRetained) || relay.health.state() != State::Running;
     relay.health.set(State::Starting);
     // The next session finds out by itself whether anything is accepted.
     relay.health.clear(Condition::Holding);

@@ -1,7 +1,7 @@
 //! NATS away for long: the slot does not pin the log, and what waits in the table is delivered afterwards.
 
 use crate::harness::load::{Load, Outbox};
-use crate::harness::nats::{Nats, NatsVersion, denying};
+use crate::harness::nats::{Nats, NatsVersion, PERMITTING, denying};
 use crate::harness::postgres::{PgVersion, Postgres};
 use crate::harness::relay::{READY, RelaySettings};
 use crate::harness::stream::{self, Stored};
@@ -164,6 +164,32 @@ async fn the_log_is_let_go_too_when_the_publication_is_made_anew_while_nats_is_a
         site.outbox.insert_many("a", 5).await;
         site.expect_exact().await;
     }
+}
+
+/// NATS is there, but the relay may not ask what the stream holds.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_log_is_let_go_too_while_no_session_can_begin() {
+    let nats = Nats::start_with(NatsVersion::V2_15, PERMITTING).await;
+    let mut site = Site::before(PgVersion::V18, nats).await;
+    let mut relay = site.settings.start();
+    relay.wait_ready().await;
+    site.outbox.insert_many("a", 5).await;
+    site.outbox.wait_completed().await;
+    // Somebody else's message, of which no row knows.
+    let foreign = site.nats.jetstream().await.publish("outbox.foreign", "".into()).await.unwrap().await.unwrap();
+    site.nats.reload(&denying("$JS.API.CONSUMER.CREATE.>")).await;
+    let end = "SELECT count(pg_terminate_backend(active_pid)) FROM pg_replication_slots";
+    assert_eq!(site.outbox.number(end).await, 1);
+    relay.wait_log("permission denied to publish to", READY).await;
+    site.expect_bounded_for(4).await;
+    assert_eq!(relay.get("/livez").await.map(|answer| answer.0), Some(200));
+
+    site.nats.reload(PERMITTING).await;
+    relay.wait_ready().await;
+    let stream = site.nats.jetstream().await.get_stream("OUTBOX").await.unwrap();
+    assert!(stream.delete_message(foreign.sequence).await.unwrap());
+    site.outbox.insert_many("a", 5).await;
+    site.expect_exact().await;
 }
 
 /// A slow or full stream is no less an outage: nothing is accepted though the connection stands.

@@ -89,8 +89,8 @@ impl Stream {
         }
         let reads = "to read which events the stream holds, so that none is stored twice";
         verbs.push((format!("CONSUMER.CREATE.{stream}"), reads));
-        verbs.push((format!("CONSUMER.MSG.NEXT.{stream}.any"), reads));
-        verbs.push((format!("CONSUMER.DELETE.{stream}.any"), reads));
+        verbs.push((format!("CONSUMER.MSG.NEXT.{stream}.*"), reads));
+        verbs.push((format!("CONSUMER.DELETE.{stream}.*"), reads));
         let api: &Api = &self.api;
         verbs.into_iter().map(|(verb, what)| (api.subject(&verb), what)).collect()
     }

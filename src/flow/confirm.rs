@@ -93,6 +93,16 @@ impl Ledger {
         }
     }
 
+    /// An event that came from the table stands in the stream above `floor`, and its row is gone. What was received so
+    /// far may have shown it, and may be read again.
+    pub fn gone(&mut self, floor: u64) {
+        let newest = self.waiting.last_entry().map(|newest| &mut newest.into_mut().floor);
+        let held = self.open.as_mut().map(|open| &mut open.floor).or(newest);
+        if let Some(held) = held {
+            lower(held, Some(floor), &mut self.floors);
+        }
+    }
+
     /// Everything up to `end` that came before event `number` is finished or stands in an earlier entry: the
     /// position passes to the nearest earlier transaction that still waits, or is safe when there is none. So does the
     /// `floor` that was held until here.
@@ -218,6 +228,28 @@ mod tests {
         ledger.settle(7, Some(17));
         ledger.commit(Lsn(4));
         assert_eq!((ledger.safe(), ledger.gone_above()), (Lsn(4), None));
+    }
+
+    #[test]
+    fn what_came_from_the_table_is_remembered_until_all_that_was_received_is_finished() {
+        let mut ledger = Ledger::new(Lsn(0));
+        ledger.gone(5);
+        assert_eq!(ledger.gone_above(), None, "nothing may be shown again");
+        for number in 0..2 {
+            ledger.begin();
+            ledger.add(number);
+            ledger.commit(Lsn(number + 1));
+        }
+        ledger.gone(7);
+        ledger.settle(1, None);
+        assert_eq!(ledger.gone_above(), Some(7));
+        ledger.begin();
+        ledger.gone(6);
+        ledger.gone(8);
+        ledger.commit(Lsn(3));
+        assert_eq!(ledger.gone_above(), Some(6));
+        ledger.settle(0, None);
+        assert_eq!((ledger.safe(), ledger.gone_above()), (Lsn(3), None));
     }
 
     /// What the server might send: transactions of some events, with marks in between.

@@ -326,8 +326,11 @@ impl Delivery {
         let Some(entry) = self.entries.remove(&token) else { return };
         // What is held keeps its payload until the table shows it.
         self.bytes -= entry.bytes;
+        let gone_above = entry.floor.filter(|_| gone);
         if entry.ledgered {
-            self.ledger.settle(token, entry.floor.filter(|_| gone));
+            self.ledger.settle(token, gone_above);
+        } else if let Some(floor) = gone_above {
+            self.ledger.gone(floor);
         }
         if let Stage::Decided { blocks: Some(aggregate) } = &entry.stage {
             self.gate.hold_committed(aggregate);

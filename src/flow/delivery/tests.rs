@@ -263,3 +263,27 @@ fn what_was_sent_and_is_forgotten_at_the_end_is_asked_for_in_the_stream_by_the_n
     delivery.settle(Settled { token: 1, gone: false });
     assert_eq!(delivery.stream_seq(), 40);
 }
+
+#[test]
+fn what_was_sent_from_the_table_and_deleted_is_looked_for_while_the_log_may_show_it_again() {
+    let mut delivery = Delivery::new(LIMITS, Start { last_seq: 40, ..Start::default() });
+    delivery.reconciled();
+    delivery.gate().block_as_found(AggregateKey::of(&event(9, "blocked")), 1);
+    for (id, aggregate) in [(1, "blocked"), (2, "a")] {
+        delivery.ledger().begin();
+        let held = delivery.admit(parcel(id, aggregate, "s"));
+        assert_eq!(held.is_some(), aggregate == "blocked");
+        delivery.ledger().commit(Lsn(id.unsigned_abs()));
+    }
+    assert_eq!(send(&mut delivery), [1]);
+    refuse(&mut delivery, 1);
+    delivery.settle(Settled { token: 1, gone: false });
+    // Someone holds the row that is to be held. Behind it, the other one is tried again.
+    assert!(delivery.admit_row(parcel(2, "a", "s"), Pass::Again).is_none());
+    assert_eq!(send(&mut delivery), [2]);
+    assert!(delivery.accepted(2, 41).is_some());
+    delivery.settle(Settled { token: 2, gone: true });
+    assert_eq!((delivery.safe(), delivery.stream_seq()), (Lsn::ZERO, 40), "the log shows both again");
+    delivery.settle(Settled { token: 0, gone: false });
+    assert_eq!((delivery.safe(), delivery.stream_seq()), (Lsn(2), 41));
+}

@@ -133,6 +133,35 @@ async fn what_was_stored_before_a_kill_is_not_sent_under_another_slots_name() {
     assert_eq!(publishes(&relay).await, (Some(0.0), Some(0.0)));
 }
 
+/// Someone has emptied the relay's own table: nothing tells any more how far things were.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_stored_before_a_kill_is_not_sent_again_when_the_state_is_lost() {
+    let site = Site::new(PgVersion::V18, Nats::shared(NatsVersion::V2_15).await).await;
+    let proxy = Proxy::start_nats(site.nats.port()).await;
+    let mut relay = site.start_over(&proxy).await;
+    site.outbox.insert_many("early", 3).await;
+    site.outbox.wait_completed().await;
+    proxy.drop_messages(|_| true);
+    for aggregate in 0..10 {
+        site.outbox.insert(&format!("aggregate {aggregate}")).await;
+    }
+    site.outbox.wait_stored(site.nats, 13).await;
+    relay.kill9().await;
+    site.outbox.client().await.batch_execute("TRUNCATE outbox_relay_state").await.unwrap();
+    tokio::time::sleep(FORGOTTEN).await;
+    let relay = site.start().await;
+    assert_eq!(site.outbox.expect_exact(site.nats).await, 13);
+    assert_eq!(publishes(&relay).await, (Some(0.0), Some(0.0)));
+
+    // A slot that is made now has nothing in the stream: the first start of a relay beside others reads none of theirs.
+    let database = Postgres::shared(PgVersion::V18).await.database().await;
+    let first = site.settings.clone().set("postgres.url", &database.url()).set("source.slot", &database.slot);
+    first.migrate().await;
+    let mut relay = first.start();
+    relay.wait_ready().await;
+    assert!(!relay.log().contains("the stream was asked"), "{}", relay.log());
+}
+
 /// Case 34: the acknowledgements came, and could not be written.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_acknowledged_but_not_written_before_a_kill_is_not_sent_after_the_window() {

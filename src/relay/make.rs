@@ -78,7 +78,7 @@ impl Making {
         let (streaming, progress, held) = idle.start(relay, Lsn::ZERO, Lsn::ZERO).await?;
         ground.wait_for_pollers(slot).await?;
         let state = self.state.clone();
-        Ok(Taken { streaming, progress, held, state, confirmed: Lsn::ZERO, drain: Some(drain) })
+        Ok(Taken { streaming, progress, held, state, new: true, confirmed: Lsn::ZERO, drain: Some(drain) })
     }
 
     /// Gives up what is being made: PostgreSQL would hold the name until it notices that nobody waits for it any more.

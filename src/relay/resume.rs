@@ -25,17 +25,18 @@ pub struct Begun {
     pub stream_created: SystemTime,
 }
 
-/// Looks at the stream and the log before anything is sent.
+/// Looks at the stream and the log before anything is sent. `new`: the slot was made for this session.
 pub async fn begin(
     relay: &Relay,
     nats: &deliver::Nats,
     ground: &Ground,
-    (state, confirmed, horizon): (&StateRow, Lsn, Option<Lsn>),
+    (state, new): (&StateRow, bool),
+    (confirmed, horizon): (Lsn, Option<Lsn>),
     limits: Limits,
 ) -> Result<Begun, Setback> {
     let stream = &nats.stream;
     let facts = stream.facts().await.map_err(|fault| Setback::Transient(fault.to_string()))?;
-    let stream_seq = follow(relay, ground, state, &facts, nats.went_back).await?;
+    let stream_seq = follow(relay, ground, (state, new), &facts, nats.went_back).await?;
     let mut known = Known::default();
     if facts.remembers() && stream_seq < facts.last_sequence {
         known = Known::read(stream, stream_seq).await.map_err(|fault| Setback::Transient(fault.to_string()))?;
@@ -64,7 +65,7 @@ pub async fn begin(
 async fn follow(
     relay: &Relay,
     ground: &Ground,
-    row: &StateRow,
+    (row, new): (&StateRow, bool),
     facts: &StreamFacts,
     went_back: bool,
 ) -> Result<u64, Setback> {
@@ -93,6 +94,9 @@ async fn follow(
         }
         // Another stream is read from its start.
         0
+    } else if !new {
+        // What an earlier session noted of the slot is lost.
+        reach
     } else {
         // Under another slot's name, events may have been left open.
         match state.left_by_others(&facts.name, created, reach).await? {

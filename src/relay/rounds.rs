@@ -61,7 +61,8 @@ pub async fn run(
         taken
     };
     let (confirmed, horizon) = (Lsn::ZERO, Some(WHOLE));
-    let leg = Leg { streaming, progress, drain: None, fence, timeout: held.timeout, state, confirmed, horizon };
+    let (drain, timeout) = (None, held.timeout);
+    let leg = Leg { streaming, progress, drain, fence, timeout, state, new: true, confirmed, horizon };
     match session::flow(relay, nats, ground, leg, made).await {
         // The rounds have moved the row on.
         Ok((taken, _)) => Ok(Taken { state: read_state(relay, ground).await?, ..taken }),

@@ -67,7 +67,7 @@ async fn hold(relay: &Relay, nats: &mut deliver::Nats, ground: &Ground, claim: C
 
 /// Streams until something ends, and brings what was sent to its end.
 async fn stream(relay: &Relay, nats: &mut deliver::Nats, ground: &Ground, taken: Taken) -> Result<(), Setback> {
-    let Taken { streaming, progress, held, state, confirmed, drain } = taken;
+    let Taken { streaming, progress, held, state, new, confirmed, drain } = taken;
     // From when the slot was taken, not from when all is ready.
     let (alive, fence) = watch::channel(held.since);
     let watcher = Watcher {
@@ -83,7 +83,8 @@ async fn stream(relay: &Relay, nats: &mut deliver::Nats, ground: &Ground, taken:
     let seam = drain.as_ref().map(|drain| drain.point);
     let drained = clear_needs_drain(relay, ground, seam, progress.safe.subscribe(), streaming.stop.clone());
     let beside = async { tokio::join!(watcher.run(), drained).0 };
-    let leg = Leg { streaming, progress, drain, fence, timeout: held.timeout, state, confirmed, horizon: None };
+    let timeout = held.timeout;
+    let leg = Leg { streaming, progress, drain, fence, timeout, state, new, confirmed, horizon: None };
     let ((), why) = Box::pin(flow(relay, nats, ground, leg, beside)).await?;
     Err(Setback::Transient(why.unwrap_or("a stage of the session ended").to_owned()))
 }
@@ -99,6 +100,8 @@ pub struct Leg {
     /// The session's `wal_sender_timeout`.
     pub timeout: Duration,
     pub state: StateRow,
+    /// The slot was made for this session, or is not made yet.
+    pub new: bool,
     pub confirmed: Lsn,
     /// What comes before this may have been sent by an earlier session; `None`: what is in the log by now.
     pub horizon: Option<Lsn>,
@@ -113,12 +116,12 @@ pub async fn flow<T>(
     leg: Leg,
     beside: impl Future<Output = Result<T, Setback>>,
 ) -> Result<(T, Option<&'static str>), Setback> {
-    let Leg { streaming, progress, drain, fence, timeout, state, confirmed, horizon } = leg;
+    let Leg { streaming, progress, drain, fence, timeout, state, new, confirmed, horizon } = leg;
     let limits = limits(relay);
     recovered(&relay.health);
     // Before the stream is looked at over it.
     let epoch = nats.link.borrow().epoch;
-    let begin = resume::begin(relay, nats, ground, (&state, confirmed, horizon), limits);
+    let begin = resume::begin(relay, nats, ground, (&state, new), (confirmed, horizon), limits);
     // Where PostgreSQL does not answer any more, the stream notices.
     let stop = streaming.stop.clone();
     let begun = match beating(&relay.pulse, stop.run_until_cancelled(begin)).await {

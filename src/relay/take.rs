@@ -38,6 +38,8 @@ pub struct Taken {
     pub progress: Progress,
     pub held: Held,
     pub state: StateRow,
+    /// The slot was made for this session: nothing is sent yet of what it shows.
+    pub new: bool,
     /// The slot's confirmed position; zero when rows are drained first.
     pub confirmed: Lsn,
     /// Rows from before the slot.
@@ -171,7 +173,7 @@ async fn keep(
     ground.wait_for_pollers(&relay.settings.source.slot).await?;
     let drain = if drains { Some(drain_beside(relay, ground, &info).await?) } else { None };
     info!(slot = %relay.settings.source.slot, %confirmed, drain = drains, "the slot is ours");
-    Ok(Taken { streaming, progress, held, state, confirmed, drain })
+    Ok(Taken { streaming, progress, held, state, new: false, confirmed, drain })
 }
 
 /// The position that the table says is confirmed. A slot keeps its own only at checkpoints, so that a server which

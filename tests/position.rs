@@ -106,6 +106,43 @@ async fn a_row_that_is_published_before_it_is_visible_ends_completed() {
     }
 }
 
+/// Someone empties the relay's own table under it: a position that is noted nowhere is not confirmed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_position_waits_for_the_row_of_state_to_be_made_anew() {
+    const ROW: &str = "SELECT count(*) FROM outbox_relay_state WHERE stream IS NOT NULL AND confirmed_lsn IS NOT NULL";
+    let scene = Scene::new().await;
+    let mut relay = scene.relay().await;
+    let insert = "INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload)
+        SELECT 'order', i::text, 'paid', '{}' FROM generate_series(1, 20) i";
+    scene.sql(insert).await;
+    scene.wait_completed(20).await;
+    scene.wait_number(&format!("{ROW} AND NOT needs_drain"), 1).await;
+    // No session makes it anew for now.
+    scene
+        .sql(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not yet'; END $$;
+             CREATE TRIGGER refuse BEFORE INSERT ON outbox_relay_state FOR EACH ROW EXECUTE FUNCTION refuse();
+             TRUNCATE outbox_relay_state",
+        )
+        .await;
+    let end = scene.number("SELECT (pg_current_wal_lsn() - '0/0')::int8").await;
+    scene.sql(insert).await;
+    relay.wait_log("row in outbox_relay_state is gone", DELIVERED).await;
+    relay.wait_unready().await;
+    let slot = &scene.database.slot;
+    let passed = format!(
+        "SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{slot}' AND (confirmed_flush_lsn - '0/0') > {end}"
+    );
+    always(Duration::from_secs(2), "the slot waits", async || scene.number(&passed).await == 0).await;
+    scene.sql("DROP TRIGGER refuse ON outbox_relay_state").await;
+    scene.wait_completed(40).await;
+    scene.wait_number(&format!("{ROW} AND NOT needs_drain"), 1).await;
+    relay.wait_ready().await;
+    scene.wait_number(&passed, 1).await;
+    assert_eq!((scene.count().await, publishes(&relay, "duplicate").await), (40, 0));
+    assert_eq!(relay.log().matches("row in outbox_relay_state is gone").count(), 1, "{}", relay.log());
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_published_again_after_sigterm() {
     stopped_in_order(Signal::TERM).await;

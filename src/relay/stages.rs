@@ -173,6 +173,7 @@ impl Stages {
             backlog: Backlog::default(),
             refused: Refused::default(),
             handled: HashSet::new(),
+            stop: stop.clone(),
         };
         let horizon = decided.is_none().then_some(horizon);
         let stages = Self {

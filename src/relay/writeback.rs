@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{sleep, timeout};
 use tokio_postgres::Client;
+use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use super::announce::Announcer;
@@ -39,6 +40,10 @@ const SILENCE: Duration = Duration::from_secs(30);
 
 /// A lock that someone else holds for longer is told of.
 const LOCKED: Duration = Duration::from_secs(1);
+
+/// Where nothing tells how far things are, the slot must not be confirmed.
+const ROW_GONE: &str = "the relay's row in outbox_relay_state is gone, so that it cannot be noted how far things are; the \
+                        session ends, and the next one makes the row anew and reads further back";
 
 /// How long, once no more reports come, rows are waited for that someone else holds. They are sent again later.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -73,6 +78,8 @@ pub struct WritebackStage {
     pub refused: Refused,
     /// Of the present batch: what is settled or waits for a later try, should the rest of it fail.
     pub handled: HashSet<u64>,
+    /// Ends the session.
+    pub stop: CancellationToken,
 }
 
 /// Why a connection was given up.
@@ -252,10 +259,21 @@ impl WritebackStage {
 
     async fn note(&mut self, writeback: &Writeback<'_>) -> Result<(), tokio_postgres::Error> {
         let place = self.place();
-        writeback.note(place).await?;
+        let noted = writeback.note(place).await?;
         (self.unnoted, self.noted_at) = (false, Instant::now());
-        self.noted.send_replace(place.confirmed);
+        self.written(place, noted);
         Ok(())
+    }
+
+    /// A statement was carried out, and with it the place was noted, unless the row is gone that tells it.
+    fn written(&self, place: Place, noted: bool) {
+        if noted {
+            self.noted.send_replace(place.confirmed);
+        } else if !self.stop.is_cancelled() {
+            warn!("{ROW_GONE}");
+            self.health.note("write-back", ROW_GONE);
+            self.stop.cancel();
+        }
     }
 
     /// How far things are, reaching as far as the note of it will move the log.
@@ -268,14 +286,14 @@ impl WritebackStage {
     }
 
     async fn record(
-        &self,
+        &mut self,
         writeback: &Writeback<'_>,
         reports: &[Report],
     ) -> Result<Vec<Recorded>, tokio_postgres::Error> {
         let started = Instant::now();
         let place = self.place();
-        let recorded = writeback.record(reports, place).await?;
-        self.noted.send_replace(place.confirmed);
+        let (recorded, noted) = writeback.record(reports, place).await?;
+        self.written(place, noted);
         self.metrics.writeback_duration.observe(started.elapsed().as_secs_f64());
         Ok(recorded)
     }

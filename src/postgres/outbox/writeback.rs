@@ -102,17 +102,17 @@ impl<'a> Writeback<'a> {
         })
     }
 
-    /// Notes the place alone.
-    pub async fn note(&self, place: Place) -> Result<(), Error> {
+    /// Notes the place alone. `false`: the relay's row is gone, so that it is not noted.
+    pub async fn note(&self, place: Place) -> Result<bool, Error> {
         let (sequence, position) = place.parameters();
-        self.client.execute(&self.note, &[&self.slot, &sequence, &position]).await?;
-        Ok(())
+        Ok(self.client.execute(&self.note, &[&self.slot, &sequence, &position]).await? > 0)
     }
 
-    /// Commits the outcomes, together with the place. Returns what became of each report, in their order.
+    /// Commits the outcomes, together with the place. Returns what became of each report, in their order, and whether
+    /// the place was noted, as [`Self::note`] does.
     ///
     /// An error means that nothing is known of any of them; all may be recorded again.
-    pub async fn record(&self, reports: &[Report], place: Place) -> Result<Vec<Recorded>, Error> {
+    pub async fn record(&self, reports: &[Report], place: Place) -> Result<(Vec<Recorded>, bool), Error> {
         let (sequence, position) = place.parameters();
         let place = (sequence, &*position);
         let of = |wanted: fn(&Outcome) -> bool| -> Vec<&Report> {
@@ -120,10 +120,12 @@ impl<'a> Writeback<'a> {
         };
         let completed = of(|outcome| matches!(outcome, Outcome::Completed));
         let mut written: TokenMap<&'static str> = TokenMap::default();
+        let mut noted = true;
         if !completed.is_empty() {
-            let done = self.complete(&completed, place).await?;
+            let done;
+            (done, noted) = self.complete(&completed, place).await?;
             if done.len() == reports.len() {
-                return Ok(vec![Recorded::Row(self.done); done.len()]);
+                return Ok((vec![Recorded::Row(self.done); done.len()], noted));
             }
             written.extend(done.into_iter().map(|token| (token, self.done)));
         }
@@ -131,7 +133,9 @@ impl<'a> Writeback<'a> {
         let mut unwritten = HashSet::new();
         for report in reports {
             if let Outcome::Failed(rejection) = &report.outcome {
-                match self.fail(report, rejection, place).await? {
+                let (status, and_place) = self.fail(report, rejection, place).await?;
+                noted &= and_place;
+                match status {
                     Some(status) => {
                         written.insert(report.token, status);
                     }
@@ -139,7 +143,9 @@ impl<'a> Writeback<'a> {
                 }
             }
         }
-        written.extend(self.hold(reports, &unwritten, place).await?.into_iter().map(|token| (token, "held")));
+        let (held, and_place) = self.hold(reports, &unwritten, place).await?;
+        noted &= and_place;
+        written.extend(held.into_iter().map(|token| (token, "held")));
         let missing: Vec<&Report> = reports.iter().filter(|report| !written.contains_key(&report.token)).collect();
         let seen = if missing.is_empty() { HashMap::new() } else { self.look(&missing).await? };
         for report in missing {
@@ -151,31 +157,33 @@ impl<'a> Writeback<'a> {
             Some(status) => Recorded::Row(status),
             None => seen.get(&report.token).copied().unwrap_or(Recorded::Later),
         };
-        Ok(reports.iter().map(outcome).collect())
+        Ok((reports.iter().map(outcome).collect(), noted))
     }
 
     /// Completes the rows in one statement; where one of them stays locked, in another that passes over locked rows.
-    /// Returns the tokens of the reports that were written.
-    async fn complete(&self, reports: &[&Report], (sequence, position): (i64, &str)) -> Result<Vec<u64>, Error> {
+    /// Returns the tokens of the reports that were written, and whether the place was noted.
+    async fn complete(
+        &self,
+        reports: &[&Report],
+        (sequence, position): (i64, &str),
+    ) -> Result<(Vec<u64>, bool), Error> {
         let (ids, event_ids) = names(reports);
         let parameters: [&(dyn ToSql + Sync); 5] = [&ids, &event_ids, &self.slot, &sequence, &position];
         let mut done = self.client.query_one(&self.complete, &parameters).await;
         if done.as_ref().is_err_and(|error| error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE)) {
             done = self.client.query_one(&self.complete_unlocked, &parameters).await;
         }
-        // One row for all: a row for each costs both sides more than its update.
-        let positions: Vec<i64> = done?.try_get(0)?;
-        Ok(positions.into_iter().filter_map(|position| token_at(reports, position)).collect())
+        written(reports, &done?)
     }
 
     /// Holds the rows, but for those of aggregates in which a failure is `unwritten`. Returns the tokens of the reports
-    /// that were written: none behind another of its aggregate that could not be had.
+    /// that were written: none behind another of its aggregate that could not be had. And whether the place was noted.
     async fn hold(
         &self,
         reports: &[Report],
         unwritten: &HashSet<AggregateKey>,
         (sequence, position): (i64, &str),
-    ) -> Result<Vec<u64>, Error> {
+    ) -> Result<(Vec<u64>, bool), Error> {
         let (mut held, mut lines, mut numbers) = (Vec::new(), Vec::new(), HashMap::new());
         for report in reports {
             if let Outcome::Held(event) = &report.outcome {
@@ -188,25 +196,26 @@ impl<'a> Writeback<'a> {
             }
         }
         if held.is_empty() {
-            return Ok(Vec::new());
+            return Ok((Vec::new(), true));
         }
         let (ids, event_ids) = names(&held);
         let parameters: [&(dyn ToSql + Sync); 6] = [&ids, &event_ids, &self.slot, &sequence, &position, &lines];
-        tokens(&held, &self.client.query(&self.hold, &parameters).await?)
+        written(&held, &self.client.query_one(&self.hold, &parameters).await?)
     }
 
-    /// Counts the failure on the row, and buries it when it was the last. `None`: the row could not be had.
+    /// Counts the failure on the row, and buries it when it was the last. `None`: the row could not be had. And whether
+    /// the place was noted.
     async fn fail(
         &self,
         report: &Report,
         rejection: &Rejection,
         (sequence, position): (i64, &str),
-    ) -> Result<Option<&'static str>, Error> {
+    ) -> Result<(Option<&'static str>, bool), Error> {
         let retry_in = rejection.retry_in.map(|delay| delay.as_secs_f64());
         let message = printable(&rejection.message);
         let row = self
             .client
-            .query_opt(
+            .query_one(
                 &self.fail,
                 &[
                     &report.id,
@@ -222,9 +231,9 @@ impl<'a> Writeback<'a> {
                 ],
             )
             .await?;
-        let Some(row) = row else { return Ok(None) };
         say_if_unfit(report.id, row.try_get(1)?);
-        Ok(Some(if row.try_get::<_, &str>(0)? == "failed" { "failed" } else { "dead_letter" }))
+        let status: Option<&str> = row.try_get(0)?;
+        Ok((status.map(|status| if status == "failed" { "failed" } else { "dead_letter" }), row.try_get(2)?))
     }
 
     /// Looks for rows that no statement found: are they recorded already, gone, or not to be had now?
@@ -301,16 +310,13 @@ fn names<'r>(reports: &[&'r Report]) -> (Vec<i64>, Vec<&'r str>) {
     reports.iter().map(|report| (report.id, &*report.event_id)).unzip()
 }
 
-/// The tokens of the reports whose positions, counted from one, a statement returned. Not by the rows' ids: two
-/// reports can have the same one when the table was truncated between them.
-fn tokens(reports: &[&Report], rows: &[Row]) -> Result<Vec<u64>, Error> {
-    let token = |row: &Row| Ok(token_at(reports, row.try_get(0)?));
-    rows.iter().filter_map(|row| token(row).transpose()).collect()
-}
-
-fn token_at(reports: &[&Report], position: i64) -> Option<u64> {
-    let report = usize::try_from(position - 1).ok().and_then(|position| reports.get(position));
-    report.map(|report| report.token)
+/// What a statement wrote: the tokens of the reports whose positions, counted from one, it returned, and whether the
+/// place was noted. Not by the rows' ids: two reports can have the same one when the table was truncated between them.
+/// One row for all: a row for each costs both sides more than its update.
+fn written(reports: &[&Report], row: &Row) -> Result<(Vec<u64>, bool), Error> {
+    let at = |position: i64| reports.get(usize::try_from(position - 1).ok()?).map(|report| report.token);
+    let positions: Vec<i64> = row.try_get(0)?;
+    Ok((positions.into_iter().filter_map(at).collect(), row.try_get(1)?))
 }
 
 /// The text, if it is JSON; what could not be read whole is kept out of the dead letter.

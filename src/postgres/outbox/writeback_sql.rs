@@ -14,12 +14,12 @@ fn same_event(event_id: &str) -> String {
 }
 
 /// Notes the place in the transaction of the statement that it is part of, whose parameters from `first` on are the
-/// slot, the sequence and the position.
+/// slot, the sequence and the position. No row comes of it where the relay's own is gone.
 fn place_sql(tables: &Tables, first: usize) -> String {
     format!(
         "UPDATE {} SET stream_seq = greatest(stream_seq, ${}::int8), updated_at = now(),
            confirmed_lsn = coalesce(nullif(${}::text::pg_lsn, '0/0'), confirmed_lsn)
-         WHERE slot_name = ${first}::text",
+         WHERE slot_name = ${first}::text RETURNING true",
         tables.state,
         first + 1,
         first + 2
@@ -32,7 +32,8 @@ pub(super) fn note_sql(tables: &Tables) -> String {
 }
 
 /// An acknowledgement is a fact: it completes a row whatever its lease. The event's id is compared as well, because
-/// a truncated table may count its rows from one again.
+/// a truncated table may count its rows from one again. As with every statement beside it, the last column tells
+/// whether the place was noted.
 pub(super) fn complete_sql(tables: &Tables, on_success: OnSuccess, skip_locked: bool) -> String {
     let Tables { events, .. } = tables;
     let state = place_sql(tables, 3);
@@ -58,13 +59,13 @@ pub(super) fn complete_sql(tables: &Tables, on_success: OnSuccess, skip_locked: 
     format!(
         "WITH {free} place AS ({state}),
          done AS ({change} WHERE o.id = given.id AND o.event_id = given.event_id AND {open} RETURNING given.position)
-         SELECT coalesce(array_agg(position), '{{}}') FROM done"
+         SELECT coalesce(array_agg(position), '{{}}'), EXISTS (SELECT FROM place) FROM done"
     )
 }
 
 /// One transaction counts the failure (unless the event is spared) and, when it was the last, writes the dead letter
 /// and the compensation that it asks for. Returns the status, and whether that compensation is there (null: none is
-/// asked for). A row that counts more failures than the event knew of was written by an earlier try of the same. What
+/// asked for); no status where the row could not be had. A row that counts more failures than the event knew of was written by an earlier try of the same. What
 /// an adopted table allows to be longer than a dead letter's columns is cut: it must not keep the dead letter from
 /// being written.
 pub(super) fn fail_sql(tables: &Tables) -> String {
@@ -98,7 +99,9 @@ pub(super) fn fail_sql(tables: &Tables) -> String {
              error_message, retry_count, first_failed_at
            FROM failed WHERE status = 'dead_letter')
          SELECT status::text,
-           CASE WHEN status = 'dead_letter' THEN {compensate}(headers, payload, error_message) END FROM failed"
+           CASE WHEN status = 'dead_letter' THEN {compensate}(headers, payload, error_message) END,
+           EXISTS (SELECT FROM place)
+         FROM (VALUES (true)) AS always LEFT JOIN failed ON true"
     )
 }
 
@@ -127,7 +130,7 @@ pub(super) fn hold_sql(tables: &Tables) -> String {
            UPDATE {events} o SET next_retry_at = 'infinity', updated_at = now(), version = o.version + 1
            FROM free LEFT JOIN stuck USING (line)
            WHERE o.id = free.id AND coalesce(free.position < stuck.position, true) RETURNING free.position)
-         SELECT position FROM held"
+         SELECT coalesce(array_agg(position), '{{}}'), EXISTS (SELECT FROM place) FROM held"
     )
 }
 

@@ -36,7 +36,7 @@ use crate::admin::{Admin, AdminError};
 use crate::config::Settings;
 use crate::flow::route::{CompensationRoute, Router};
 use crate::pause::{Pause, Repeats};
-use crate::postgres::connect::{self, ConnectError, Target};
+use crate::postgres::connect::{ConnectError, Target};
 use crate::postgres::migrate::MigrateError;
 use crate::telemetry::health::{Condition, Health, Pulse, State};
 use crate::telemetry::metrics::{Metrics, peer};
@@ -211,20 +211,22 @@ async fn serve(
 
 /// Between a session that ended and the next one.
 async fn recover(relay: &Relay, setback: Setback, wait: Duration, repeats: &mut Repeats) {
-    // A session that does not begin lets no log go, and the next ones may not begin either.
-    let stuck = matches!(setback, Setback::TooMuchRetained) || relay.health.state() != State::Running;
+    let ran = relay.health.state() == State::Running;
+    let mut stuck = matches!(setback, Setback::TooMuchRetained);
     relay.health.set(State::Starting);
     // The next session finds out by itself whether anything is accepted.
     relay.health.clear(Condition::Holding);
     relay.health.clear(Condition::Locked);
     let reason = setback.to_string();
-    if matches!(setback, Setback::TooMuchRetained) {
+    if stuck {
         relay.health.note("slot", reason);
     } else {
         if repeats.is_news(&reason, Instant::now()) {
             warn!(reason, "the session ended; the next one begins soon");
         } else {
             debug!(reason, "the session did not begin, as before; the next one begins soon");
+            // Such sessions let no log go, and the next ones may not begin either.
+            stuck = !ran;
         }
         say_why(&relay.health, &setback);
         relay.metrics.reconnects.of(peer::POSTGRES).inc();

@@ -58,3 +58,4 @@ mod systemd;
 mod values;
 mod waiting;
 mod window;
+mod withdrawn;

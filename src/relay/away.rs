@@ -1,5 +1,5 @@
-//! While nothing can be delivered for long, the slot is kept within its bound: the log is confirmed, and rows wait in
-//! the table for the drain that the state row asks for.
+//! While events cannot be delivered or recorded for long, the slot is kept within its bound: the log is confirmed, and
+//! rows wait in the table for the drain that the state row asks for.
 
 use std::time::{Duration, Instant};
 
@@ -83,8 +83,8 @@ async fn look_at_slot(relay: &Relay) -> Result<(SqlConnection, Option<Lsn>), Set
     let end = slot::current_wal(client).await?;
     warn!(
         slot = %source.slot, bound_bytes = source.max_retained_wal, present = %end,
-        "nothing can be delivered and the slot keeps more than source.max_retained_wal: the log is confirmed, and rows \
-         wait in the table until they can be delivered"
+        "events cannot be delivered or recorded, and the slot keeps more than source.max_retained_wal: the log is \
+         confirmed, and rows wait in the table until they can be"
     );
     Ok((control, Some(end)))
 }

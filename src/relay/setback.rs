@@ -25,8 +25,8 @@ pub enum Setback {
     Connect(#[from] ConnectError),
     #[error(transparent)]
     Replication(#[from] WalError),
-    /// Nothing can be delivered, and the log grows behind the slot.
-    #[error("the slot keeps more of the log than source.max_retained_wal while nothing can be delivered")]
+    /// Events cannot be delivered, or not be recorded, and the log grows behind the slot.
+    #[error("the slot keeps more of the log than source.max_retained_wal while events cannot be delivered or recorded")]
     TooMuchRetained,
     /// What was inserted since may not be in the log.
     #[error("the outbox table or its publication was changed or made anew; both are checked again")]

@@ -164,6 +164,7 @@ impl Stages {
             safe: passed.clone(),
             noted,
             wish: wished,
+            wrote: false,
             unnoted: true,
             noted_at: Instant::now(),
             metrics: relay.metrics.clone(),

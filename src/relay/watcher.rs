@@ -114,9 +114,10 @@ impl Watcher<'_> {
         Err(trouble)
     }
 
-    /// Whether the log grows behind the slot while nothing can be delivered.
+    /// Whether the log grows behind the slot while events cannot be delivered, or not be recorded.
     fn keeps_too_much(&self, info: &SlotInfo) -> bool {
-        let stuck = [Condition::NatsDown, Condition::Holding].into_iter().any(|what| self.health.is_raised(what));
+        let causes = [Condition::NatsDown, Condition::Holding, Condition::Refused];
+        let stuck = causes.into_iter().any(|what| self.health.is_raised(what));
         stuck && u64::try_from(info.lag_bytes).is_ok_and(|lag| lag > self.source.max_retained_wal)
     }
 }

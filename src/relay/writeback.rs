@@ -22,8 +22,8 @@ use super::announce::Announcer;
 use crate::config::OnSuccess;
 use crate::flow::event::{Event, Outcome, Report, Settled};
 use crate::flow::lsn::Lsn;
-use crate::pause::Pause;
-use crate::postgres::connect::{self, Session, SqlConnection, Target};
+use crate::pause::{Pause, Repeats};
+use crate::postgres::connect::{self, ConnectError, Session, SqlConnection, Target};
 use crate::postgres::describe;
 use crate::postgres::outbox::{NOTE_REACH, Place, Recorded, Tables, Writeback, is_locked, lock_holders};
 use crate::telemetry::health::{Condition, Health};
@@ -65,6 +65,8 @@ pub struct WritebackStage {
     pub noted: watch::Sender<Lsn>,
     /// A position that someone waits for to be confirmed.
     pub wish: watch::Receiver<Lsn>,
+    /// Over this connection, something was written.
+    pub wrote: bool,
     /// Outcomes were recorded since the place was noted by itself, and when that was.
     pub unnoted: bool,
     pub noted_at: Instant,
@@ -85,15 +87,18 @@ pub struct WritebackStage {
 /// Why a connection was given up.
 #[derive(Debug, thiserror::Error)]
 enum Interrupted {
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
     #[error("{}", describe(.0))]
     Sql(#[from] tokio_postgres::Error),
     #[error("PostgreSQL did not answer for {0:?}")]
     Silent(Duration),
 }
 
-/// Whether every row would have met the error, and not the one alone.
+/// Whether every row would have met the error, and not the one alone. Class 57P: the server ends, or the connection.
 fn is_everyones(error: &tokio_postgres::Error) -> bool {
-    error.code().is_none() || error.is_closed() || is_locked(error)
+    let ends = error.code().is_none_or(|code| code.code().starts_with("57P"));
+    ends || error.is_closed() || is_locked(error)
 }
 
 /// Waits for an answer, for as long as one may take.
@@ -109,13 +114,32 @@ impl WritebackStage {
     /// breaks: an outcome that is known is never forgotten.
     pub async fn run(mut self) {
         let mut pause = Pause::new(Duration::from_millis(100), Duration::from_secs(5));
+        let mut repeats = Repeats::default();
         loop {
-            match connect::sql(&self.target, &session()).await {
-                Ok(connection) => match self.serve(&connection, &mut pause).await {
-                    Ok(()) => break,
-                    Err(error) => warn!(%error, "write-back lost its connection; it connects again"),
-                },
-                Err(error) => warn!(%error, "write-back cannot connect; it tries again"),
+            let ended = match connect::sql(&self.target, &session()).await {
+                Ok(connection) => self.serve(&connection).await,
+                Err(error) => Err(error.into()),
+            };
+            let Err(error) = ended else { break };
+            if std::mem::take(&mut self.wrote) {
+                pause.reset();
+                repeats.end();
+            }
+            match error {
+                Interrupted::Sql(error) if !is_everyones(&error) => {
+                    self.refused.all(&error, &self.health);
+                    // The end of a session does not wait for it. Other outcomes would be refused as well.
+                    if self.reports.is_closed() {
+                        self.backlog.say_what_is_left();
+                        break;
+                    }
+                }
+                error => {
+                    let reason = error.to_string();
+                    if repeats.is_news(&reason, Instant::now()) {
+                        warn!(reason, "write-back lost its connection; it connects again");
+                    }
+                }
             }
             if self.is_done() {
                 break;
@@ -133,10 +157,9 @@ impl WritebackStage {
         self.reports.is_closed() && self.reports.is_empty() && self.backlog.is_empty()
     }
 
-    async fn serve(&mut self, connection: &SqlConnection, pause: &mut Pause) -> Result<(), Interrupted> {
+    async fn serve(&mut self, connection: &SqlConnection) -> Result<(), Interrupted> {
         let slot = self.slot.clone();
         let Some(writeback) = self.prepare(&connection.client, &slot).await? else { return Ok(()) };
-        pause.reset();
         let mut since = Instant::now();
         loop {
             if self.must_note() {
@@ -266,7 +289,9 @@ impl WritebackStage {
     }
 
     /// A statement was carried out, and with it the place was noted, unless the row is gone that tells it.
-    fn written(&self, place: Place, noted: bool) {
+    fn written(&mut self, place: Place, noted: bool) {
+        self.wrote = true;
+        self.refused.over(&self.health);
         if noted {
             self.noted.send_replace(place.confirmed);
         } else if !self.stop.is_cancelled() {

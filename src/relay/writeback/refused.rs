@@ -1,4 +1,5 @@
-//! Rows whose outcomes PostgreSQL refuses again and again, as when a trigger of the table raises an error.
+//! What PostgreSQL refuses to write: the outcomes of rows, as when a trigger of the table raises an error, or everything,
+//! as when a privilege was taken back.
 
 use std::collections::HashSet;
 use std::time::Instant;
@@ -17,6 +18,8 @@ const TOLD: u32 = 10;
 #[derive(Debug, Default)]
 pub struct Refused {
     tokens: HashSet<u64>,
+    /// Statements are refused that are about no row alone.
+    all: bool,
     repeats: Repeats,
 }
 
@@ -29,13 +32,27 @@ impl Refused {
         }
         if tries >= TOLD {
             self.tokens.insert(report.token);
-            // Not the server's words, which may hold values of the row.
-            let code = error.code().map_or("unknown", |state| state.code());
-            let reason = format!(
-                "PostgreSQL refuses the outcomes of some rows (SQLSTATE {code}), and the slot keeps the log from there: \
-                 see the relay's log"
-            );
-            health.raise(Condition::Refused, reason);
+            raise("the outcomes of some rows", error, health);
+        }
+    }
+
+    /// A statement was refused that is about no row alone.
+    pub(super) fn all(&mut self, error: &tokio_postgres::Error, health: &Health) {
+        let reason = describe(error);
+        if self.repeats.is_news(&reason, Instant::now()) {
+            warn!(error = reason, "PostgreSQL refuses what write-back asks for; it is tried again");
+        }
+        self.all = true;
+        // Otherwise that is told of already.
+        if self.tokens.is_empty() {
+            raise("what write-back asks for", error, health);
+        }
+    }
+
+    /// A statement was carried out.
+    pub(super) fn over(&mut self, health: &Health) {
+        if std::mem::take(&mut self.all) && self.tokens.is_empty() {
+            health.clear(Condition::Refused);
         }
     }
 
@@ -48,7 +65,16 @@ impl Refused {
 
     /// Nothing is written any more.
     pub(super) fn end(&mut self, health: &Health) {
-        self.tokens.clear();
+        (self.all, self.tokens) = (false, HashSet::new());
         health.clear(Condition::Refused);
     }
+}
+
+/// Not with the server's words, which may hold values of a row.
+fn raise(what: &str, error: &tokio_postgres::Error, health: &Health) {
+    let code = error.code().map_or("unknown", |state| state.code());
+    let reason = format!(
+        "PostgreSQL refuses {what} (SQLSTATE {code}), and the slot keeps the log from there: see the relay's log"
+    );
+    health.raise(Condition::Refused, reason);
 }

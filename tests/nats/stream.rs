@@ -71,11 +71,12 @@ async fn a_missing_stream_is_made_as_the_settings_say_and_then_verified() {
         config.manage = Manage::Verify;
         assert_eq!(ensure(&config).await.unwrap().0, again);
 
-        // A window longer than the age is shortened to it, as the server demands.
+        // Both shorter than is good, but as the settings say.
         config.manage = Manage::Create;
         config.stream = "SHORT".to_owned();
         config.create.subjects = vec!["short.>".to_owned()];
         config.create.max_age = Some(Duration::from_secs(20));
+        config.create.duplicate_window = Duration::from_secs(20);
         let (connection, _inboxes) = connect(&config, 16).await.unwrap();
         let (facts, findings) = Stream::new(&connection, &config).ensure(&config, "short.a").await.unwrap();
         assert_eq!(facts.duplicate_window, Duration::from_secs(20));

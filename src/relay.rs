@@ -175,7 +175,7 @@ async fn serve(
         next_token: AtomicU64::new(0),
     };
     let mut pause = Pause::new(Duration::from_millis(200), Duration::from_secs(5));
-    let (mut nats, mut repeats) = (None, Repeats::default());
+    let (mut nats, mut repeats, mut failed) = (None, Repeats::default(), 0_u32);
     while !relay.stop.is_cancelled() {
         nats = tokio::select! {
             biased;
@@ -203,30 +203,29 @@ async fn serve(
         if !setback.is_transient() && !relay.ran {
             return Err(RunError::Failed(setback.to_string()));
         }
-        recover(&relay, setback, pause.next(), &mut repeats).await;
+        // Sessions that do not begin let no log go. One may be a chance.
+        failed = if relay.health.state() == State::Running { 0 } else { failed.saturating_add(1) };
+        let stuck = matches!(setback, Setback::TooMuchRetained) || failed > 1;
+        recover(&relay, setback, stuck, pause.next(), &mut repeats).await;
     }
     info!("stopped");
     Ok(())
 }
 
-/// Between a session that ended and the next one.
-async fn recover(relay: &Relay, setback: Setback, wait: Duration, repeats: &mut Repeats) {
-    let ran = relay.health.state() == State::Running;
-    let mut stuck = matches!(setback, Setback::TooMuchRetained);
+/// Between a session that ended and the next one. `stuck`: the log is to be kept within its bound meanwhile.
+async fn recover(relay: &Relay, setback: Setback, stuck: bool, wait: Duration, repeats: &mut Repeats) {
     relay.health.set(State::Starting);
     // The next session finds out by itself whether anything is accepted.
     relay.health.clear(Condition::Holding);
     relay.health.clear(Condition::Locked);
     let reason = setback.to_string();
-    if stuck {
+    if matches!(setback, Setback::TooMuchRetained) {
         relay.health.note("slot", reason);
     } else {
         if repeats.is_news(&reason, Instant::now()) {
             warn!(reason, "the session ended; the next one begins soon");
         } else {
             debug!(reason, "the session did not begin, as before; the next one begins soon");
-            // Such sessions let no log go, and the next ones may not begin either.
-            stuck = !ran;
         }
         say_why(&relay.health, &setback);
         relay.metrics.reconnects.of(peer::POSTGRES).inc();

@@ -225,6 +225,9 @@ async fn oversize_events_are_dead_letters_at_once_and_neighbours_flow() {
 async fn core_subscriber_does_not_count_as_a_stream() {
     let mut site = Site::new(NatsVersion::V2_15, "").await;
     site.settings = site.settings.set("delivery.ack_timeout", "1s");
+    assert!(site.start().await.terminate(DEADLINE).await.success());
+    // It would make the stream anew.
+    site.settings = site.settings.set("nats.manage", "verify");
     let mut relay = site.start().await;
     let jetstream = site.nats.jetstream().await;
     let mut config = jetstream.get_stream(&site.space.stream).await.unwrap().cached_info().config.clone();

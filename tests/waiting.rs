@@ -203,7 +203,7 @@ async fn rows_that_the_log_missed_are_found_where_a_look_at_many_takes_too_long(
     // Some milliseconds for each row that is looked at.
     scene
         .sql(&format!(
-            "CREATE PUBLICATION {} FOR TABLE outbox_events WHERE (length(repeat(event_id, 60000)) > 0)
+            "CREATE PUBLICATION {} FOR TABLE outbox_events WHERE (length(repeat(event_id, 300000)) > 0)
              WITH (publish = 'insert')",
             scene.database.publication
         ))

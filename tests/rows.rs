@@ -152,31 +152,6 @@ async fn ids_used_again_after_a_truncate_complete_no_wrong_row() {
     assert_eq!(scene.ids().await, ["a1", "a2", "a3", "b3"]);
 }
 
-/// The slot waits for such a row for ever, which no one should have to find out from a full disk.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_row_whose_outcome_is_refused_is_told_of_and_does_not_keep_others() {
-    let scene = Scene::new().await;
-    let mut relay = scene.relay().await;
-    scene
-        .sql(
-            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
-               $$ BEGIN IF NEW.id = 5 THEN RAISE EXCEPTION 'not %', NEW.aggregate_id; END IF; RETURN NEW; END $$;
-             CREATE TRIGGER refuse BEFORE UPDATE ON outbox_events FOR EACH ROW EXECUTE FUNCTION refuse();
-             INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload)
-               SELECT 'order', 'secret-' || i, 'paid', '{}' FROM generate_series(1, 10) i",
-        )
-        .await;
-    scene.wait_completed(9).await;
-    relay.wait_unready().await;
-    let (_, body) = relay.get("/readyz").await.unwrap();
-    assert!(body.contains("refuses the outcomes") && body.contains("SQLSTATE P0001"), "{body}");
-    assert!(!body.contains("secret-"), "{body}");
-    scene.sql("DROP TRIGGER refuse ON outbox_events").await;
-    scene.wait_completed(10).await;
-    relay.wait_ready().await;
-    assert_eq!(scene.count().await, 10);
-}
-
 /// The write-back of a row that someone else locks waits, and that of the others does not.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_locked_row_does_not_keep_others_from_being_completed() {

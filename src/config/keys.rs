@@ -102,7 +102,7 @@ pub const KEYS: &[Key] = &[
     key!(source.failover = Some("true"), "PostgreSQL 17 and later: a slot that survives failover"),
     key!(
         source.max_retained_wal = Some("1GiB"),
-        "Past this much WAL behind the slot, while NATS is away, rows wait in the table instead",
+        "Past this much WAL behind the slot, while events cannot be delivered or recorded, rows wait in the table instead",
         |size| within(size, MIB, MOST_BYTES)
     ),
     key!(

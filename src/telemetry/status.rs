@@ -145,7 +145,7 @@ pub struct Slot {
     pub retained_wal_bytes: Option<u64>,
     /// What may still be written before the slot is in danger.
     pub safe_wal_bytes: Option<u64>,
-    /// Lag against `source.max_retained_wal`, past which rows wait in the table while NATS is away.
+    /// Lag against `source.max_retained_wal`, past which rows wait in the table while events cannot be delivered or recorded.
     pub max_retained_wal: Bound,
     /// Retained log against the server's limit, past which the slot is lost.
     pub max_slot_wal_keep_size: Bound,

@@ -203,9 +203,13 @@ async fn serve(
         if !setback.is_transient() && !relay.ran {
             return Err(RunError::Failed(setback.to_string()));
         }
-        // Sessions that do not begin let no log go. One may be a chance.
-        failed = if relay.health.state() == State::Running { 0 } else { failed.saturating_add(1) };
-        let stuck = matches!(setback, Setback::TooMuchRetained) || failed > 1;
+        // While no session comes to let rows flow, nobody else keeps the log within its bound. One may be a chance.
+        failed = match relay.health.state() {
+            State::Running | State::Standby if setback.is_transient() => 0,
+            _ if setback.is_away() => failed,
+            _ => failed.saturating_add(1),
+        };
+        let stuck = matches!(setback, Setback::TooMuchRetained) || (failed > 1 && !setback.is_away());
         recover(&relay, setback, stuck, pause.next(), &mut repeats).await;
     }
     info!("stopped");

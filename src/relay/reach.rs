@@ -18,7 +18,9 @@ pub async fn reach(relay: &Relay, mut nats: Option<deliver::Nats>) -> Result<Opt
     let mut pause = Pause::new(Duration::from_millis(200), Duration::from_secs(5));
     let (mut connection, mut repeats) = (None, Repeats::default());
     while !stop.is_cancelled() {
-        match beating(pulse, try_nats(relay, &mut nats, &mut connection)).await {
+        let tried = stop.run_until_cancelled(try_nats(relay, &mut nats, &mut connection));
+        let Some(tried) = beating(pulse, tried).await else { break };
+        match tried {
             Ok(()) => {
                 health.clear(Condition::NatsDown);
                 if repeats.end() {

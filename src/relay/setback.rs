@@ -53,6 +53,19 @@ impl Setback {
         }
     }
 
+    /// Whether PostgreSQL just could not be had: the next session may well begin, and take the log as it is.
+    pub fn is_away(&self) -> bool {
+        match self {
+            Self::PostgresLost(_) => true,
+            Self::Connect(error) => error.is_transient(),
+            Self::Replication(error) => matches!(error, WalError::Io(_) | WalError::Closed | WalError::Silent(_)),
+            Self::Sql(error) | Self::Schema(MigrateError::Database { source: error, .. }) => {
+                error.code().is_none_or(|code| code.code().starts_with("57P"))
+            }
+            _ => false,
+        }
+    }
+
     /// Under what the probes tell of it.
     pub fn condition(&self) -> Condition {
         match self {
@@ -94,6 +107,17 @@ pub fn recovered(health: &Health) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_server_that_is_away_is_told_apart_from_one_that_refuses() {
+        let changes = WalError::Changes(crate::postgres::changes::ChangeError::UnknownRelation(7));
+        let lost = || Setback::PostgresLost("PostgreSQL did not answer".to_owned());
+        assert!(lost().is_away() && Setback::Replication(WalError::Closed).is_away());
+        for refused in [Setback::Replication(changes), Setback::Fatal("no grant".to_owned()), Setback::TooMuchRetained]
+        {
+            assert!(!refused.is_away(), "{refused}");
+        }
+    }
 
     #[test]
     fn a_setback_is_told_as_what_it_is_and_until_the_next_one() {

@@ -36,7 +36,7 @@ pub enum Condition {
     Source,
     /// Someone else holds a lock on the outbox's tables.
     Locked,
-    /// PostgreSQL refuses the outcomes of some rows.
+    /// PostgreSQL refuses what write-back asks for, of some rows or at all.
     Refused,
     /// The connection to NATS is down.
     NatsDown,

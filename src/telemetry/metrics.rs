@@ -46,7 +46,7 @@ pub struct Metrics {
     registry: Arc<Registry>,
     /// Seconds from an event's commit to its acknowledgement.
     pub commit_to_ack: Histogram,
-    /// Events read from the log.
+    /// Rows taken in from the log, or from the table before it.
     pub decoded: Counter,
     /// By [`outcome`].
     pub publishes: Counters,

@@ -65,9 +65,9 @@ pub(super) fn complete_sql(tables: &Tables, on_success: OnSuccess, skip_locked: 
 
 /// One transaction counts the failure (unless the event is spared) and, when it was the last, writes the dead letter
 /// and the compensation that it asks for. Returns the status, and whether that compensation is there (null: none is
-/// asked for); no status where the row could not be had. A row that counts more failures than the event knew of was written by an earlier try of the same. What
-/// an adopted table allows to be longer than a dead letter's columns is cut: it must not keep the dead letter from
-/// being written.
+/// asked for); no status where the row could not be had. A row that counts more failures than the event knew of was
+/// written by an earlier try of the same. What an adopted table allows to be longer than a dead letter's columns is cut:
+/// it must not keep the dead letter from being written.
 pub(super) fn fail_sql(tables: &Tables) -> String {
     let Tables { events, dead_letter, compensate, .. } = tables;
     let state = place_sql(tables, 6);

@@ -13,13 +13,15 @@ use crate::telemetry::health::{Condition, Health};
 
 /// Tries of one row after which readiness tells of it: about five seconds.
 const TOLD: u32 = 10;
+/// The same for statements about no row alone, each over a new connection: some two seconds.
+const ALL_TOLD: u32 = 5;
 
 /// The slot waits for these rows, however many others go on.
 #[derive(Debug, Default)]
 pub struct Refused {
     tokens: HashSet<u64>,
-    /// Statements are refused that are about no row alone.
-    all: bool,
+    /// So many statements in a row were refused that are about no row alone.
+    all: u32,
     repeats: Repeats,
 }
 
@@ -42,16 +44,16 @@ impl Refused {
         if self.repeats.is_news(&reason, Instant::now()) {
             warn!(error = reason, "PostgreSQL refuses what write-back asks for; it is tried again");
         }
-        self.all = true;
-        // Otherwise that is told of already.
-        if self.tokens.is_empty() {
+        self.all = self.all.saturating_add(1);
+        // One may be a chance; and of rows is told already.
+        if self.all >= ALL_TOLD && self.tokens.is_empty() {
             raise("what write-back asks for", error, health);
         }
     }
 
     /// A statement was carried out.
     pub(super) fn over(&mut self, health: &Health) {
-        if std::mem::take(&mut self.all) && self.tokens.is_empty() {
+        if std::mem::take(&mut self.all) > 0 && self.tokens.is_empty() {
             health.clear(Condition::Refused);
         }
     }
@@ -65,7 +67,7 @@ impl Refused {
 
     /// Nothing is written any more.
     pub(super) fn end(&mut self, health: &Health) {
-        (self.all, self.tokens) = (false, HashSet::new());
+        (self.all, self.tokens) = (0, HashSet::new());
         health.clear(Condition::Refused);
     }
 }

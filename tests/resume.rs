@@ -407,6 +407,9 @@ async fn what_is_put_back_after_its_message_was_deleted_is_sent_again() {
 async fn what_a_sweep_sent_before_a_kill_is_not_sent_after_the_window() {
     let site = Site::new(PgVersion::V18, Nats::shared(NatsVersion::V2_15).await).await;
     let mut relay = site.start().await;
+    // Or the rows would be drained.
+    let drains = "SELECT count(*) FROM outbox_relay_state WHERE needs_drain";
+    eventually(READY, "the first drain is over", async || site.outbox.number(drains).await == 0).await;
     assert!(relay.terminate(READY).await.success());
     let client = site.outbox.client().await;
     site.outbox.insert("missed").await;

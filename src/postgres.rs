@@ -18,6 +18,11 @@ pub mod store;
 pub mod waits;
 pub mod wal;
 
+/// Whether the server ends, or the connection to it, instead of refusing what it was asked (class 57P).
+pub fn is_ending(error: &tokio_postgres::Error) -> bool {
+    error.code().is_none_or(|code| code.code().starts_with("57P"))
+}
+
 /// A database error with its cause, which the driver's own text leaves out. Never a row's values: `DETAIL` is not
 /// shown.
 pub fn describe(error: &tokio_postgres::Error) -> String {

@@ -128,20 +128,17 @@ async fn same_for_commands(settings: &Settings, server: &ServerFacts) -> Result<
     }
     let target = super::postgres_target(settings).map_err(fatal)?;
     let asked = async {
-        let connection = connect::sql(&target, &Session::new(super::APPLICATION)).await?;
+        let connection = connect::sql(&target, &Session::new("outbox-relay check")).await?;
         Ok::<_, Setback>(checks::server_state(&connection.client).await?)
     };
-    match tokio::time::timeout(POOLER, asked).await {
-        Ok(Ok(Some(state))) if state.identity != server.identity => {
+    let told = tokio::time::timeout(POOLER, asked).await;
+    match told.unwrap_or_else(|_| Err(Setback::PostgresLost(format!("no answer within {POOLER:?}")))) {
+        Ok(Some(state)) if state.identity != server.identity => {
             Err(fatal(ServerFault::Different(state.identity, server.identity.clone())))
         }
-        Ok(Ok(_)) => Ok(()),
-        Ok(Err(setback)) => {
+        Ok(_) => Ok(()),
+        Err(setback) => {
             warn!(reason = %setback, "postgres.url, where commands go, does not answer; the relay does without");
-            Ok(())
-        }
-        Err(_) => {
-            warn!("postgres.url, where commands go, did not answer for {POOLER:?}; the relay does without");
             Ok(())
         }
     }

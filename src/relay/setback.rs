@@ -1,9 +1,9 @@
 //! Why there is no session, and telling of it.
 
 use crate::postgres::connect::ConnectError;
-use crate::postgres::describe;
 use crate::postgres::migrate::MigrateError;
 use crate::postgres::wal::WalError;
+use crate::postgres::{describe, is_ending};
 use crate::telemetry::health::{Condition, Health};
 
 /// Why a session ended, or did not begin.
@@ -59,9 +59,7 @@ impl Setback {
             Self::PostgresLost(_) => true,
             Self::Connect(error) => error.is_transient(),
             Self::Replication(error) => matches!(error, WalError::Io(_) | WalError::Closed | WalError::Silent(_)),
-            Self::Sql(error) | Self::Schema(MigrateError::Database { source: error, .. }) => {
-                error.code().is_none_or(|code| code.code().starts_with("57P"))
-            }
+            Self::Sql(error) | Self::Schema(MigrateError::Database { source: error, .. }) => is_ending(error),
             _ => false,
         }
     }
@@ -87,21 +85,23 @@ fn may_pass(error: &tokio_postgres::Error) -> bool {
     !error.code().is_some_and(|code| code.code().starts_with("42"))
 }
 
+/// What only [`say_why`] says, and [`recovered`] takes back. The others end with what they are about.
+const OF_SESSIONS: [Condition; 2] = [Condition::PostgresDown, Condition::Session];
+
 /// Says why there is no session. What an earlier setback said of it holds no more.
 pub fn say_why(health: &Health, setback: &Setback) {
     let condition = setback.condition();
-    for over in [Condition::PostgresDown, Condition::Session] {
-        if over != condition {
-            health.clear(over);
-        }
+    for over in OF_SESSIONS.into_iter().filter(|over| *over != condition) {
+        health.clear(over);
     }
     health.raise(condition, setback.to_string());
 }
 
 /// Takes back what [`say_why`] said: there is a session, or another relay has one.
 pub fn recovered(health: &Health) {
-    health.clear(Condition::PostgresDown);
-    health.clear(Condition::Session);
+    for over in OF_SESSIONS {
+        health.clear(over);
+    }
 }
 
 #[cfg(test)]

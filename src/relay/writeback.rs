@@ -24,8 +24,8 @@ use crate::flow::event::{Event, Outcome, Report, Settled};
 use crate::flow::lsn::Lsn;
 use crate::pause::{Pause, Repeats};
 use crate::postgres::connect::{self, ConnectError, Session, SqlConnection, Target};
-use crate::postgres::describe;
 use crate::postgres::outbox::{NOTE_REACH, Place, Recorded, Tables, Writeback, is_locked, lock_holders};
+use crate::postgres::{describe, is_ending};
 use crate::telemetry::health::{Condition, Health};
 use crate::telemetry::metrics::{Metrics, peer, status};
 
@@ -95,10 +95,9 @@ enum Interrupted {
     Silent(Duration),
 }
 
-/// Whether every row would have met the error, and not the one alone. Class 57P: the server ends, or the connection.
+/// Whether every row would have met the error, and not the one alone.
 fn is_everyones(error: &tokio_postgres::Error) -> bool {
-    let ends = error.code().is_none_or(|code| code.code().starts_with("57P"));
-    ends || error.is_closed() || is_locked(error)
+    is_ending(error) || error.is_closed() || is_locked(error)
 }
 
 /// Waits for an answer, for as long as one may take.

@@ -19,10 +19,6 @@ fn insert(rows: u32, aggregates: u32) -> String {
     )
 }
 
-async fn says(relay: &Relay, words: &str) -> bool {
-    relay.get("/readyz").await.is_some_and(|(status, body)| status == 503 && body.contains(words))
-}
-
 async fn lives(relay: &Relay) -> bool {
     relay.get("/livez").await.is_some_and(|(status, _)| status == 200)
 }
@@ -40,10 +36,10 @@ async fn the_row_of_state_that_someone_holds_is_told_of_and_nothing_is_sent_twic
     holder.batch_execute("BEGIN; SELECT FROM outbox_relay_state FOR UPDATE").await.unwrap();
     scene.sql(&insert(2000, 2000)).await;
     scene.wait_stored(2000).await;
-    eventually(DELIVERED, "it is told of", async || says(&relay, "outbox_relay_state by process").await).await;
-    assert!(says(&relay, "(psql)").await);
+    eventually(DELIVERED, "it is told of", async || relay.says(&["outbox_relay_state by process"]).await).await;
+    assert!(relay.says(&["(psql)"]).await);
     always(Duration::from_secs(3), "it is waited for", async || {
-        says(&relay, "outbox_relay_state").await
+        relay.says(&["outbox_relay_state"]).await
             && scene.number("SELECT count(*) FROM outbox_events WHERE status = 'completed'").await == 0
     })
     .await;
@@ -91,18 +87,18 @@ async fn the_session_survives_a_lock_of_the_whole_table() {
     // So many that the last ones are looked up only when the first have been delivered.
     scene.sql(&insert(600, 600)).await;
     let mut relay = settings.start();
-    eventually(DELIVERED, "the stream is full", async || says(&relay, "holds").await).await;
+    eventually(DELIVERED, "the stream is full", async || relay.says(&["holds"]).await).await;
     let holder = psql(&scene).await;
     holder.batch_execute("BEGIN; LOCK TABLE outbox_events IN ACCESS EXCLUSIVE MODE").await.unwrap();
     stream.purge().await.unwrap();
     scene.jetstream.update_stream(Config { max_messages: -1, ..full }).await.unwrap();
-    eventually(DELIVERED, "it is told of", async || says(&relay, "outbox_events by process").await).await;
+    eventually(DELIVERED, "it is told of", async || relay.says(&["outbox_events by process"]).await).await;
     let active = "SELECT count(*) FROM pg_replication_slots WHERE database = current_database() AND active";
     let walsender = "SELECT max(pid)::int8 FROM pg_stat_replication WHERE application_name = 'outbox-relay' AND pid IN
         (SELECT active_pid FROM pg_replication_slots WHERE database = current_database())";
     let pid = scene.number(walsender).await;
     always(LONG, "the session lasts", async || {
-        lives(&relay).await && says(&relay, "outbox_events by process").await && scene.number(active).await == 1
+        lives(&relay).await && relay.says(&["outbox_events by process"]).await && scene.number(active).await == 1
     })
     .await;
     holder.batch_execute("ROLLBACK").await.unwrap();
@@ -146,7 +142,7 @@ async fn the_session_survives_a_lock_of_the_row_of_state() {
         lives(&relay).await && scene.number(walsender).await == pid
     })
     .await;
-    assert!(says(&relay, "outbox_relay_state by process").await);
+    assert!(relay.says(&["outbox_relay_state by process"]).await);
     holder.batch_execute("ROLLBACK").await.unwrap();
     scene.wait_completed(6).await;
     scene.wait_number(NEEDS_DRAIN, 0).await;
@@ -182,7 +178,7 @@ async fn dead_letters_are_locked(prepared: bool) {
     }
     scene.sql(&insert(1, 1)).await;
     scene.sql(&insert(1, 1).replace("'{}'", "to_jsonb(repeat('x', 1500000))")).await;
-    eventually(DELIVERED, "it is told of", async || says(&relay, "outbox_dead_letter by process").await).await;
+    eventually(DELIVERED, "it is told of", async || relay.says(&["outbox_dead_letter by process"]).await).await;
     assert!(lives(&relay).await);
     holder.batch_execute("ROLLBACK").await.unwrap();
     scene.wait_number("SELECT count(*) FROM outbox_dead_letter", 1).await;
@@ -200,7 +196,7 @@ async fn a_table_that_is_locked_when_a_session_begins_is_told_of() {
     let holder = psql(&scene).await;
     holder.batch_execute("BEGIN; LOCK TABLE outbox_events IN ACCESS EXCLUSIVE MODE").await.unwrap();
     let mut relay = scene.settings.start();
-    eventually(DELIVERED, "it is told of", async || says(&relay, "outbox_events by process").await).await;
+    eventually(DELIVERED, "it is told of", async || relay.says(&["outbox_events by process"]).await).await;
     assert!(lives(&relay).await);
     holder.batch_execute("ROLLBACK").await.unwrap();
     scene.wait_completed(3).await;
@@ -224,7 +220,7 @@ async fn write_back_waits_for_a_locked_table_on_the_connection_that_it_has() {
     holder.batch_execute("BEGIN; LOCK TABLE outbox_events IN ACCESS EXCLUSIVE MODE").await.unwrap();
     scene.sql(&format!("SELECT pg_terminate_backend({first})")).await;
     relay.signal(Signal::CONT);
-    eventually(DELIVERED, "it is told of", async || says(&relay, "outbox_events by process").await).await;
+    eventually(DELIVERED, "it is told of", async || relay.says(&["outbox_events by process"]).await).await;
     let second = scene.number(backend).await;
     always(Duration::from_secs(2), "it keeps its connection", async || scene.number(backend).await == second).await;
     assert_ne!((first, second), (second, 0));

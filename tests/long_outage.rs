@@ -5,7 +5,7 @@ use rustix::process::Signal;
 use crate::harness::load::{Load, Outbox};
 use crate::harness::nats::{Nats, NatsVersion, PERMITTING, denying};
 use crate::harness::postgres::{PgVersion, Postgres};
-use crate::harness::relay::{READY, RelaySettings};
+use crate::harness::relay::{READY, Relay, RelaySettings};
 use crate::harness::stream::{self, Stored};
 use crate::harness::wait::eventually;
 
@@ -38,6 +38,23 @@ impl Site {
         settings.migrate().await;
         let outbox = Outbox::new(&url, "OUTBOX").await;
         Self { _postgres: postgres, nats, settings, outbox }
+    }
+
+    /// Starts a relay, which delivers so many events.
+    async fn deliver(&self, events: usize) -> Relay {
+        let mut relay = self.settings.start();
+        relay.wait_ready().await;
+        self.outbox.insert_many("a", events).await;
+        self.outbox.wait_completed().await;
+        relay
+    }
+
+    /// Brings NATS back. The relay delivers what waits, and what comes.
+    async fn expect_recovery(mut self, mut relay: Relay) {
+        self.nats.start_again().await;
+        relay.wait_ready().await;
+        self.outbox.insert_many("a", 5).await;
+        self.expect_exact().await;
     }
 
     /// Writes more than 120 MB of log, with events among it; the slot follows.
@@ -95,21 +112,15 @@ async fn the_log_is_let_go_while_nats_is_away_and_every_row_comes_afterwards() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_log_is_let_go_too_when_nats_is_away_at_the_start() {
     let mut site = Site::new(PgVersion::V18, NatsVersion::V2_15).await;
-    let mut relay = site.settings.start();
-    relay.wait_ready().await;
-    site.outbox.insert_many("a", 20).await;
-    site.outbox.wait_completed().await;
+    let mut relay = site.deliver(20).await;
     assert!(relay.terminate(READY).await.success());
     site.nats.stop().await;
     let mut relay = site.settings.start();
     site.expect_bounded().await;
     // Word for the next one is left in the table.
     relay.kill9().await;
-    let mut relay = site.settings.start();
-    site.nats.start_again().await;
-    relay.wait_ready().await;
-    site.outbox.insert_many("a", 5).await;
-    site.expect_exact().await;
+    let relay = site.settings.start();
+    site.expect_recovery(relay).await;
 }
 
 /// The disk is full of what the slot keeps, which is more than what it has not confirmed.
@@ -144,10 +155,7 @@ async fn the_log_that_the_slot_has_confirmed_is_let_go_too() {
 async fn the_log_is_let_go_too_when_the_publication_is_made_anew_while_nats_is_away() {
     for (postgres, nats) in PgVersion::ENDS.into_iter().zip(NatsVersion::ENDS) {
         let mut site = Site::new(postgres, nats).await;
-        let mut relay = site.settings.start();
-        relay.wait_ready().await;
-        site.outbox.insert_many("a", 5).await;
-        site.outbox.wait_completed().await;
+        let mut relay = site.deliver(5).await;
         site.nats.stop().await;
         relay.wait_unready().await;
         // Until then a session streams the log.
@@ -167,10 +175,7 @@ async fn the_log_is_let_go_too_when_the_publication_is_made_anew_while_nats_is_a
         site.expect_bounded_for(3).await;
         assert_eq!(relay.ended(), None);
 
-        site.nats.start_again().await;
-        relay.wait_ready().await;
-        site.outbox.insert_many("a", 5).await;
-        site.expect_exact().await;
+        site.expect_recovery(relay).await;
     }
 }
 
@@ -179,10 +184,7 @@ async fn the_log_is_let_go_too_when_the_publication_is_made_anew_while_nats_is_a
 async fn the_log_is_let_go_too_while_no_session_can_begin() {
     let nats = Nats::start_with(NatsVersion::V2_15, PERMITTING).await;
     let mut site = Site::before(PgVersion::V18, nats).await;
-    let mut relay = site.settings.start();
-    relay.wait_ready().await;
-    site.outbox.insert_many("a", 5).await;
-    site.outbox.wait_completed().await;
+    let mut relay = site.deliver(5).await;
     // Somebody else's message, of which no row knows.
     let foreign = site.nats.jetstream().await.publish("outbox.foreign", "".into()).await.unwrap().await.unwrap();
     site.nats.reload(&denying("$JS.API.CONSUMER.CREATE.>")).await;
@@ -214,10 +216,7 @@ async fn the_log_is_let_go_too_while_the_stream_is_full() {
         ..Config::default()
     };
     jetstream.create_stream(full.clone()).await.unwrap();
-    let mut relay = site.settings.start();
-    relay.wait_ready().await;
-    site.outbox.insert_many("a", 20).await;
-    site.outbox.wait_completed().await;
+    let mut relay = site.deliver(20).await;
     site.expect_bounded().await;
     jetstream.update_stream(Config { max_messages: -1, ..full }).await.unwrap();
     relay.wait_ready().await;

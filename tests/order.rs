@@ -8,7 +8,6 @@ use rustix::process::Signal;
 use crate::harness::nats::{Nats, NatsVersion, PERMITTING, Space, denying};
 use crate::harness::outbox;
 use crate::harness::postgres::PgVersion;
-use crate::harness::relay::Relay;
 use crate::harness::scene::{DELIVERED, Scene, counter, publishes};
 use crate::harness::wait::{always, eventually};
 
@@ -180,11 +179,6 @@ async fn five_refused_attempts_make_a_dead_letter_and_then_the_next_one_leaves()
 
 const COUNTED: &str = "SELECT coalesce(sum(retry_count), 0)::int8 FROM outbox_events";
 
-/// Whether the pipeline says that it holds.
-async fn holds(relay: &Relay) -> bool {
-    relay.get("/readyz").await.is_some_and(|(status, body)| status == 503 && body.contains("holds"))
-}
-
 /// When nothing at all is accepted, it is not the events' fault.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn where_everything_is_refused_it_stops_counting_and_goes_on_when_it_may() {
@@ -200,9 +194,9 @@ async fn where_everything_is_refused_it_stops_counting_and_goes_on_when_it_may()
                  SELECT 'e' || i, 'order', (i % 60)::text, 'refused', '{{}}' FROM generate_series(1, {ROWS}) i"
             ))
             .await;
-        eventually(DELIVERED, "the pipeline holds", async || holds(&relay).await).await;
+        eventually(DELIVERED, "the pipeline holds", async || relay.says(&["holds"]).await).await;
         always(Duration::from_secs(6), "nothing more is counted", async || {
-            scene.number(COUNTED).await <= BOUND && holds(&relay).await
+            scene.number(COUNTED).await <= BOUND && relay.says(&["holds"]).await
         })
         .await;
         assert_eq!(outbox::dead_letters(&scene.client).await, []);
@@ -297,7 +291,7 @@ async fn a_failure_recorded_late_by_a_predecessor_holds_later_events_too() {
             .await;
         insert(&scene, 5, &[("A", "a", "fine"), ("B", "a", "fine"), ("C", "c", "fine")]).await;
         let relay = settings.start();
-        eventually(DELIVERED, "the stream is full", async || holds(&relay).await).await;
+        eventually(DELIVERED, "the stream is full", async || relay.says(&["holds"]).await).await;
         let fail = "UPDATE outbox_events SET status = 'failed', retry_count = 1, next_retry_at = now() + interval '1 h'
             WHERE event_id = 'A'";
         scene.sql(fail).await;

@@ -255,10 +255,7 @@ async fn a_lost_acknowledgement_is_asked_for_again() {
 /// Asserts that the relay says `reason` and lives on.
 async fn expect_waiting(relay: &mut Relay, reason: &str) {
     relay.wait_unready().await;
-    eventually(READY, &format!("/readyz says {reason:?}"), async || {
-        relay.get("/readyz").await.is_some_and(|(status, body)| status == 503 && body.contains(reason))
-    })
-    .await;
+    relay.wait_says(&[reason]).await;
     assert_eq!(relay.get("/livez").await.map(|answer| answer.0), Some(200));
     let pause = Duration::from_secs(2);
     always(pause, "the relay waits", async || relay.ended().is_none()).await;

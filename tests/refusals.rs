@@ -39,10 +39,6 @@ async fn is_ready(relay: &Relay) -> bool {
     relay.get("/readyz").await.is_some_and(|(status, _)| status == 200)
 }
 
-async fn holds(relay: &Relay) -> bool {
-    relay.get("/readyz").await.is_some_and(|(status, body)| status == 503 && body.contains("holds"))
-}
-
 const COUNTED: &str = "SELECT coalesce(sum(retry_count), 0)::int8 FROM outbox_events";
 
 /// A mistyped event type: many more than may be under way, with good ones only behind them.
@@ -113,12 +109,14 @@ async fn permissions_withdrawn_for_everything_blame_nobody() {
     nats.reload(&refusing(&scene.space, ">")).await;
     let kinds: String = (0..6).map(|kind| insert(&format!("kind{kind}"), 150)).collect();
     scene.sql(&kinds).await;
-    eventually(DELIVERED, "the pipeline holds", async || holds(&relay).await).await;
+    eventually(DELIVERED, "the pipeline holds", async || relay.says(&["holds"]).await).await;
     scene
         .sql(&format!("BEGIN; {} DELETE FROM outbox_events WHERE event_type = 'gone'; COMMIT", insert("gone", 300)))
         .await;
     always(Duration::from_secs(6), "nobody is blamed", async || {
-        holds(&relay).await && scene.number(COUNTED).await <= 50 && outbox::dead_letters(&scene.client).await.is_empty()
+        relay.says(&["holds"]).await
+            && scene.number(COUNTED).await <= 50
+            && outbox::dead_letters(&scene.client).await.is_empty()
     })
     .await;
     nats.reload(&refusing(&scene.space, "nothing")).await;

@@ -65,6 +65,20 @@ impl<'a> Site<'a> {
         eventually(DELIVERED, "the rows are deleted", left).await;
     }
 
+    /// A relay delivers three events, and is killed when the stream has ten more of which no row knows.
+    async fn kill_before_ten_are_recorded(&self) {
+        let proxy = Proxy::start_nats(self.nats.port()).await;
+        let mut relay = self.start_over(&proxy).await;
+        self.outbox.insert_many("early", 3).await;
+        self.outbox.wait_completed().await;
+        proxy.drop_messages(|_| true);
+        for aggregate in 0..10 {
+            self.outbox.insert(&format!("aggregate {aggregate}")).await;
+        }
+        self.outbox.wait_stored(self.nats, 13).await;
+        relay.kill9().await;
+    }
+
     async fn progress(&self, count: u64) {
         self.outbox.wait_stored(self.nats, self.outbox.stored(self.nats).await + count).await;
     }
@@ -112,16 +126,7 @@ async fn what_was_stored_unacknowledged_before_a_kill_is_not_sent_after_the_wind
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_stored_before_a_kill_is_not_sent_under_another_slots_name() {
     let site = Site::new(PgVersion::V18, Nats::shared(NatsVersion::V2_15).await).await;
-    let proxy = Proxy::start_nats(site.nats.port()).await;
-    let mut relay = site.start_over(&proxy).await;
-    site.outbox.insert_many("early", 3).await;
-    site.outbox.wait_completed().await;
-    proxy.drop_messages(|_| true);
-    for aggregate in 0..10 {
-        site.outbox.insert(&format!("aggregate {aggregate}")).await;
-    }
-    site.outbox.wait_stored(site.nats, 13).await;
-    relay.kill9().await;
+    site.kill_before_ten_are_recorded().await;
     let given_up = "INSERT INTO outbox_relay_state (slot_name, stream, stream_created, stream_seq)
         SELECT 'given up', stream, stream_created, 1000000 FROM outbox_relay_state";
     site.outbox.client().await.batch_execute(given_up).await.unwrap();
@@ -137,16 +142,7 @@ async fn what_was_stored_before_a_kill_is_not_sent_under_another_slots_name() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_stored_before_a_kill_is_not_sent_again_when_the_state_is_lost() {
     let site = Site::new(PgVersion::V18, Nats::shared(NatsVersion::V2_15).await).await;
-    let proxy = Proxy::start_nats(site.nats.port()).await;
-    let mut relay = site.start_over(&proxy).await;
-    site.outbox.insert_many("early", 3).await;
-    site.outbox.wait_completed().await;
-    proxy.drop_messages(|_| true);
-    for aggregate in 0..10 {
-        site.outbox.insert(&format!("aggregate {aggregate}")).await;
-    }
-    site.outbox.wait_stored(site.nats, 13).await;
-    relay.kill9().await;
+    site.kill_before_ten_are_recorded().await;
     site.outbox.client().await.batch_execute("TRUNCATE outbox_relay_state").await.unwrap();
     tokio::time::sleep(FORGOTTEN).await;
     let relay = site.start().await;

@@ -23,16 +23,6 @@ async fn insert(scene: &Scene, batch: &str) {
     scene.sql(&insert).await;
 }
 
-/// Waits until the probe gives a reason that holds all these words.
-async fn told(relay: &Relay, words: &[&str]) {
-    let what = format!("it is not ready and says {words:?}");
-    eventually(READY, &what, async || {
-        let answer = relay.get("/readyz").await;
-        answer.is_some_and(|(status, body)| status == 503 && words.iter().all(|word| body.contains(word)))
-    })
-    .await;
-}
-
 /// The stream holds these batches, whole and in order, and nothing twice.
 async fn expect(scene: &Scene, relay: &mut Relay, batches: &[&str]) {
     scene.wait_stored(batches.len() as u64 * 4).await;
@@ -105,12 +95,12 @@ async fn a_table_that_is_made_anew_is_told_where_the_relay_must_not_add_it() {
         insert(&scene, "old").await;
         scene.wait_completed(4).await;
         scene.sql("DROP TABLE outbox_events CASCADE").await;
-        told(&relay, &["outbox_events", "outbox-relay migrate"]).await;
+        relay.wait_says(&["outbox_events", "outbox-relay migrate"]).await;
         scene.settings.migrate().await;
         insert(&scene, "new").await;
         let mend =
             format!("ALTER PUBLICATION \"{}\" ADD TABLE \"public\".\"outbox_events\"", scene.database.publication);
-        told(&relay, &["does not include", &mend]).await;
+        relay.wait_says(&["does not include", &mend]).await;
         assert_eq!(relay.get("/livez").await.map(|answer| answer.0), Some(200));
         scene.sql(&mend).await;
         expect(&scene, &mut relay, &["old", "new"]).await;
@@ -180,7 +170,7 @@ async fn a_publication_that_shows_other_things_is_told_and_left_alone() {
         scene.wait_completed(4).await;
         scene.sql(&format!("ALTER PUBLICATION {publication} {change}")).await;
         insert(&scene, "between").await;
-        told(&relay, &[words, "ALTER PUBLICATION"]).await;
+        relay.wait_says(&[words, "ALTER PUBLICATION"]).await;
         insert(&scene, "later").await;
         // The sweep that every session begins with may have found those before.
         assert!(scene.count().await <= 8);
@@ -214,17 +204,17 @@ async fn a_publication_that_is_dropped_is_told_where_the_relay_must_not_make_it(
     scene.wait_completed(4).await;
     scene.sql(&format!("DROP PUBLICATION {publication}")).await;
     insert(&scene, "between").await;
-    told(&relay, &["does not exist", "outbox-relay publication create", "CREATE PUBLICATION"]).await;
+    relay.wait_says(&["does not exist", "outbox-relay publication create", "CREATE PUBLICATION"]).await;
     let create = "FOR TABLE outbox_events WITH (publish = 'insert', publish_via_partition_root = true)";
     scene.sql(&format!("CREATE PUBLICATION {publication} {create}")).await;
     // The slot still shows the log of the meantime, which cannot be read.
     let commands = ["outbox-relay slot drop, then outbox-relay slot create", "pg_drop_replication_slot"];
-    told(&relay, &commands).await;
+    relay.wait_says(&commands).await;
     eventually(DELIVERED, "the slot is dropped", async || {
         scene.client.batch_execute(&format!("SELECT pg_drop_replication_slot('{slot}')")).await.is_ok()
     })
     .await;
-    told(&relay, &["is missing", "run: outbox-relay slot create", "pg_create_logical_replication_slot"]).await;
+    relay.wait_says(&["is missing", "run: outbox-relay slot create", "pg_create_logical_replication_slot"]).await;
     scene.sql(&format!("SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")).await;
     expect(&scene, &mut relay, &["before", "between"]).await;
 }
@@ -236,7 +226,7 @@ async fn a_table_that_is_renamed_under_a_running_relay_is_missed() {
     insert(&scene, "before").await;
     scene.wait_completed(4).await;
     scene.sql("ALTER TABLE outbox_events RENAME TO elsewhere").await;
-    told(&relay, &["outbox_events", "outbox-relay migrate"]).await;
+    relay.wait_says(&["outbox_events", "outbox-relay migrate"]).await;
     scene.sql("ALTER TABLE elsewhere RENAME TO outbox_events").await;
     insert(&scene, "after").await;
     expect(&scene, &mut relay, &["before", "after"]).await;

@@ -403,10 +403,7 @@ async fn a_server_that_hangs_is_given_up_with_the_reason() {
     proxy.hold_after(Direction::ToClient, 2000);
     let mut relay = base.set("postgres.url", &proxy.instead_of(&database.url())).start();
     relay.wait_log("did not answer for", DEADLINE * 2).await;
-    let says = async || {
-        relay.get("/readyz").await.is_some_and(|(status, body)| status == 503 && body.contains("did not answer"))
-    };
-    eventually(DEADLINE, "the reason is told", says).await;
+    relay.wait_says(&["did not answer"]).await;
     proxy.pass();
     relay.wait_ready().await;
 }
@@ -429,8 +426,7 @@ async fn a_poller_that_keeps_the_relay_from_beginning_is_named() {
     let pid: i32 = poller.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0);
     let mut relay = settings.start();
     let name = format!("pid {pid} (old poller)");
-    let says = async || relay.get("/readyz").await.is_some_and(|(status, body)| status == 503 && body.contains(&name));
-    eventually(DEADLINE * 2, "it names the poller", says).await;
+    eventually(DEADLINE * 2, "it names the poller", async || relay.says(&[&name]).await).await;
     poller.batch_execute("ROLLBACK").await.unwrap();
     relay.wait_ready().await;
 }

@@ -42,8 +42,7 @@ async fn a_full_stream_is_waited_for_and_no_row_is_blamed() {
         let stream = scene.jetstream.create_stream(config).await.unwrap();
         let relay = scene.relay().await;
         scene.sql(&insert("e", ROWS)).await;
-        let holds =
-            async || relay.get("/readyz").await.is_some_and(|(status, body)| status == 503 && body.contains("holds"));
+        let holds = async || relay.says(&["holds"]).await;
         let mut seen = HashSet::new();
         let mut round = 0;
         while seen.len() < ROWS as usize {

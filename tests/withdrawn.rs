@@ -74,14 +74,6 @@ impl Site {
         eventually(READY, "the slot follows", async || self.outbox.number(CONFIRMED).await >= end).await;
     }
 
-    async fn wait_told(&self, words: &[&str]) {
-        let told = async || {
-            let answer = self.relay.get("/readyz").await;
-            answer.is_some_and(|(status, body)| status == 503 && words.iter().all(|word| body.contains(word)))
-        };
-        eventually(READY, &format!("/readyz says {words:?}"), told).await;
-    }
-
     /// Everything is delivered, and nothing was sent twice.
     async fn expect_exact(mut self) {
         let rows = self.outbox.expect_exact(self.nats).await as u64;
@@ -97,9 +89,9 @@ async fn a_privilege_on_the_rows_that_is_taken_back_is_named_and_pins_no_log() {
     site.sql("REVOKE UPDATE ON outbox_events FROM relay").await;
     site.outbox.insert_many("a", 5).await;
     site.outbox.wait_stored(site.nats, 10).await;
-    site.wait_told(&["refuses the outcomes", "SQLSTATE 42501"]).await;
+    site.relay.wait_says(&["refuses the outcomes", "SQLSTATE 42501"]).await;
     site.expect_bounded().await;
-    site.wait_told(&["GRANT UPDATE ON", "outbox_events"]).await;
+    site.relay.wait_says(&["GRANT UPDATE ON", "outbox_events"]).await;
     // No session begins, and the slot keeps within its bound all the same.
     site.outbox.insert_many("b", 5).await;
     site.expect_bounded().await;
@@ -124,7 +116,7 @@ async fn a_row_whose_outcome_is_refused_pins_no_log_and_keeps_no_other() {
         eventually(READY, "the others are completed", others).await;
         if round == 1 {
             // With no word of the server's, which may hold values of the row.
-            site.wait_told(&["refuses the outcomes", "SQLSTATE P0001), and the slot"]).await;
+            site.relay.wait_says(&["refuses the outcomes", "SQLSTATE P0001), and the slot"]).await;
             site.expect_bounded().await;
         }
     }
@@ -139,7 +131,7 @@ async fn a_privilege_on_the_state_that_is_taken_back_is_told_of_without_haste() 
     site.sql("REVOKE UPDATE ON outbox_relay_state FROM relay").await;
     let connected = counter(&site.relay, "reconnects{peer=\"postgres\"}").await;
     site.write_log(100_000).await;
-    site.wait_told(&["refuses what write-back asks for", "SQLSTATE 42501"]).await;
+    site.relay.wait_says(&["refuses what write-back asks for", "SQLSTATE 42501"]).await;
     always(Duration::from_secs(4), "it is told of once, and tried now and then", async || {
         let again = counter(&site.relay, "reconnects{peer=\"postgres\"}").await - connected;
         let told = site.relay.log().matches("it is tried again").count();
@@ -151,7 +143,7 @@ async fn a_privilege_on_the_state_that_is_taken_back_is_told_of_without_haste() 
     site.outbox.insert_many("a", 5).await;
     site.outbox.wait_stored(site.nats, 10).await;
     site.write_log(2 * BOUND).await;
-    site.wait_told(&["GRANT UPDATE ON", "outbox_relay_state"]).await;
+    site.relay.wait_says(&["GRANT UPDATE ON", "outbox_relay_state"]).await;
     site.sql("GRANT UPDATE ON outbox_relay_state TO relay").await;
     site.outbox.wait_completed().await;
     site.wait_confirmed().await;

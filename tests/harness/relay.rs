@@ -175,6 +175,17 @@ impl Relay {
         Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
     }
 
+    /// Whether `/readyz` says that the relay is not ready, for reasons with all these words.
+    pub async fn says(&self, words: &[&str]) -> bool {
+        let answer = self.get("/readyz").await;
+        answer.is_some_and(|(status, body)| status == 503 && words.iter().all(|word| body.contains(word)))
+    }
+
+    /// Waits until `/readyz` says so. Panics after [`READY`].
+    pub async fn wait_says(&self, words: &[&str]) {
+        eventually(READY, &format!("/readyz says {words:?}"), async || self.says(words).await).await;
+    }
+
     /// The value of a metric whose line begins with `series` (name and labels). `None` when there is none.
     pub async fn metric(&self, series: &str) -> Option<f64> {
         let (_, body) = self.get("/metrics").await?;
